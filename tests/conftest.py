@@ -24,6 +24,12 @@ import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
+from tests.object_store_server import (  # noqa: E402 - fixtures
+    _proxy,  # noqa: F401
+    s3_address,  # noqa: F401
+    store_proxy,  # noqa: F401
+    store_server,  # noqa: F401
+)
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
 
 UNIT = ROOT / "tests" / "unit"

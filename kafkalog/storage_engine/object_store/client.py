@@ -39,6 +39,7 @@ TIMEOUT_S: Final = 30.0
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
+_CUT_OFF_MAX: Final = 2
 _T = TypeVar("_T")
 
 
@@ -225,23 +226,39 @@ class ObjectClient:
         return next(self._pages(prefix, None), [])[: min(count, _PAGE)]
 
     def _pages(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectEntry]]:
-        offset = None if after is None else self._key(after)
-        pages = iter(
-            self._obstore.list(self._store, self._key(prefix), offset=offset, chunk_size=_PAGE)
-        )
-        last = ""
-        while page := self._ask(LIST, prefix, lambda: next(pages, None)):
-            entries = [self._entry(each) for each in page]
-            names = [last, *(entry.name for entry in entries)]
+        last = after
+        while True:
+            entries = self._page(prefix, last)
+            names = [*([] if last is None else [last]), *(entry.name for entry in entries)]
             if any(name >= following for name, following in itertools.pairwise(names)):
                 raise PermanentError(
                     f"{self._place(prefix)}: the store lists objects out of order (expected by "
                     "name). Use another kind of bucket."
                 )
-            last = names[-1]
-            yield entries
+            if entries:
+                yield entries
             if len(entries) < _PAGE:
                 return
+            last = names[-1]
+
+    def _page(self, prefix: str, after: str | None) -> Sequence[ObjectEntry]:
+        """Return a page, by one request; obstore does not repeat one whose answer is cut off."""
+        offset = None if after is None else self._key(after)
+
+        def ask() -> Sequence[ObjectEntry]:
+            pages = self._obstore.list(
+                self._store, self._key(prefix), offset=offset, chunk_size=_PAGE
+            )
+            return [self._entry(each) for each in next(iter(pages), ())]
+
+        for _ in range(_CUT_OFF_MAX):
+            try:
+                return self._ask(LIST, prefix, ask)
+            except PermanentError:
+                raise
+            except StorageError:
+                continue
+        return self._ask(LIST, prefix, ask)
 
     # --- a store that can hold a log -------------------------------------------------------------
 
@@ -252,6 +269,7 @@ class ObjectClient:
         object whose tag has changed, or that lists out of order.
         """
         used = [f"{name}/{number}" for number in range(names * rounds)]
+        written = []
         try:
             with ThreadPoolExecutor(creators) as pool:
                 for start in range(0, len(used), names):
@@ -263,22 +281,17 @@ class ObjectClient:
                     ]
                     outcomes = zip(*(race.result() for race in races), strict=True)
                     for raced, found in zip(wanted, outcomes, strict=True):
-                        self._check_race(raced, found)
-            first = self.get(used[0])
-            tag = first.etag if first else ""
-            if {self.replace(used[0], b"%d" % turn, tag) for turn in (1, 2)} == {Outcome.DONE}:
-                raise PermanentError(
-                    f"{self.address}: the store overwrites an object whose tag has changed. "
-                    "Use a store with conditional PUT."
-                )
-            listed = [entry.name for entry in self.list(name)]
-            if listed != sorted(used):
+                        if self._check_race(raced, found):
+                            written.append(raced)
+            self._check_tags(f"{name}/tag")
+            listed = [entry.name for entry in self.list(name) if entry.name in used]
+            if listed != sorted(written):
                 raise PermanentError(
                     f"{self.address}: the store does not list what was written to it (expected "
-                    f"{len(used)} objects, found {len(listed)}). Use another store."
+                    f"{len(written)} objects, found {len(listed)}). Use another store."
                 )
         finally:
-            self.delete(used)
+            self.delete([*used, f"{name}/tag"])
 
     def _race(
         self, names: Sequence[str], barrier: threading.Barrier, number: int
@@ -286,16 +299,27 @@ class ObjectClient:
         barrier.wait()
         return [self.create(name, b"%d" % number) for name in names]
 
-    def _check_race(self, name: str, outcomes: Sequence[Outcome]) -> None:
+    def _check_race(self, name: str, outcomes: Sequence[Outcome]) -> bool:
+        """Return whether the object exists: each creator may have had no answer, or a failure."""
         winners = [number for number, each in enumerate(outcomes) if each is Outcome.DONE]
         found = self.get(name)
-        is_unknown = Outcome.UNKNOWN in outcomes
-        if found is None and not is_unknown:
-            raise PermanentError(f"{self._place(name)}: the store lost an object. Use another one.")
         if len(winners) > 1 or (winners and found and found.data != b"%d" % winners[0]):
             raise PermanentError(
                 f"{self.address}: the store lets {len(winners)} creators of one object win "
                 "(expected 1). Use a store with conditional PUT."
+            )
+        if winners and found is None:
+            raise PermanentError(f"{self._place(name)}: the store lost an object. Use another one.")
+        return found is not None
+
+    def _check_tags(self, name: str) -> None:
+        self.put_unique(name, b"0")
+        first = self.get(name)
+        tag = first.etag if first else ""
+        if {self.replace(name, b"%d" % turn, tag) for turn in (1, 2)} == {Outcome.DONE}:
+            raise PermanentError(
+                f"{self.address}: the store overwrites an object whose tag has changed. "
+                "Use a store with conditional PUT."
             )
 
     # --- all requests ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import secrets
 import subprocess
@@ -122,39 +121,48 @@ def test_a_client_is_never_pickled_or_copied(client: ObjectClient) -> None:
             act(client)
 
 
-def test_a_process_forked_from_a_user_of_a_store_is_refused(client: ObjectClient) -> None:
+_FORKS = """
+import os, sys
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.object_store.address import StoreAddress
+from kafkalog.storage_engine.object_store.client import ObjectClient
+
+address = StoreAddress.parse("memory://x")
+if sys.argv[1] == "used":
+    client = ObjectClient(address)
     client.create("x", b"")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        texts = []
-        for act in (lambda: client.get("x"), lambda: ObjectClient(client.address)):
-            try:
-                act()
-            except StorageError as refused:
-                texts.append(str(refused))
-        os.write(writing, "\n".join(texts).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as pipe:
-        lines = pipe.read().splitlines()
-    os.waitpid(child, 0)
-    assert ["forked" in line for line in lines] == [True, True]
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+try:
+    if sys.argv[1] == "unused":
+        client = ObjectClient(address)
+        client.create("x", b"")
+    client.get("x")
+    print("used")
+except StorageError as refused:
+    print(refused)
+try:
+    ObjectClient(address)
+    print("made")
+except StorageError as refused:
+    print(refused)
+"""
+
+
+def forked(state: str) -> list[str]:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORKS, state]
+    result = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    return result.stdout.splitlines()
+
+
+def test_a_process_forked_from_a_user_of_a_store_is_refused() -> None:
+    assert ["was forked from" in line for line in forked("used")] == [True, True]
 
 
 def test_a_process_may_fork_before_its_first_use_of_a_store() -> None:
-    program = (
-        "import os\n"
-        "from kafkalog.storage_engine.object_store.address import StoreAddress\n"
-        "from kafkalog.storage_engine.object_store.client import ObjectClient\n"
-        "child = os.fork()\n"
-        "if child:\n"
-        "    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
-        "client = ObjectClient(StoreAddress.parse('memory://x'))\n"
-        "client.create('x', b'')\n"
-        "raise SystemExit(0 if client.get('x') else 1)\n"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=60)
+    assert forked("unused") == ["used", "made"]
 
 
 # --- a store that can hold a log -----------------------------------------------------------------

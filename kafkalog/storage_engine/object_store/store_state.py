@@ -1,0 +1,165 @@
+"""The content of a log in an object store after one of its commits; immutable.
+
+It is the state that a local log has too, with its topics, partitions and writers, and the objects
+that hold the records. A commit's change is that of the local journal, with these objects added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import EMPTY, Change, State
+
+SNAPSHOT_COMMITS: Final = 500
+SNAPSHOT_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of record batches of one partition in an object.
+
+    The batches keep offsets from 0. A reader stamps the base offset and the leader epoch.
+    """
+
+    topic_id: str
+    partition: int
+    position: int
+    size: int
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataObject:
+    """An object with records: its size, the commit that added it, and its extents."""
+
+    size: int
+    added_at: int
+    extents: Sequence[Extent]
+
+
+class StoreChange(Change):
+    """The changes of one commit, with the objects that it adds and drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: dict[str, list[Any]] = {}
+        self.dropped: list[str] = []
+        self.swept: int | None = None
+
+    def __bool__(self) -> bool:
+        return super().__bool__() or bool(self.objects or self.dropped or self.swept)
+
+    def add(self, name: str, size: int, extents: Sequence[Extent]) -> None:
+        """Add an object with records."""
+        self.objects[name] = [size, [_values(extent) for extent in extents]]
+
+    def drop(self, name: str) -> None:
+        """Drop an object: another one has its records, or they are gone."""
+        self.dropped.append(name)
+
+    def record(self, time_ms: int) -> dict[str, Any]:
+        """Return the content of a commit."""
+        content = super().record(time_ms)
+        if self.objects:
+            content["objects"] = self.objects
+        if self.dropped:
+            content["dropped"] = self.dropped
+        if self.swept is not None:
+            content["swept"] = self.swept
+        return content
+
+
+def _values(extent: Extent) -> list[Any]:
+    return [getattr(extent, name) for name in Extent.__slots__]
+
+
+def _extent(values: Sequence[Any]) -> Extent:
+    topic_id, *numbers = values
+    found = Extent(str(topic_id), *map(int, numbers))
+    if min(numbers) < 0 or found.next_offset <= found.base_offset or not found.size:
+        raise ValueError(f"{values}: no extent")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The whole log after one commit."""
+
+    log: State = field(default_factory=State)
+    objects: Mapping[str, DataObject] = field(default_factory=dict)
+    dead: Mapping[str, int] = field(default_factory=dict)
+    """Objects that were dropped, with the number of the commit that did so."""
+    swept: int = 0
+    """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
+    bytes_since: int = 0
+    """The size of the commits since a snapshot was due."""
+    is_snapshot_due: bool = False
+    """The writer of this commit also writes a snapshot: every reader decides so alike."""
+
+    @property
+    def number(self) -> int:
+        """The number of the commit that led to this state."""
+        return self.log.number
+
+    def apply(self, number: int, change: Mapping[str, Any], size: int) -> StoreState:
+        """Return the state after a commit of `size` bytes.
+
+        Raises ValueError, TypeError, KeyError and similar for a change that no commit makes.
+        """
+        if number != self.number + 1:
+            raise ValueError(f"commit {number} after {self.number}")
+        state = self._changed(number, change)
+        since = self.bytes_since + size
+        is_due = number % SNAPSHOT_COMMITS == 0 or since >= SNAPSHOT_BYTES
+        return StoreState(
+            state.log, state.objects, state.dead, state.swept, 0 if is_due else since, is_due
+        )
+
+    def _changed(self, number: int, change: Mapping[str, Any]) -> StoreState:
+        log = self.log.apply(number, change)
+        objects, dead = self.objects, self.dead
+        if change.get("dropped") or change.get("objects"):
+            kept, gone = dict(objects), dict(dead)
+            for name in change.get("dropped", ()):
+                del kept[name]
+                gone[name] = number
+            for name, (size, extents, *added_at) in change.get("objects", EMPTY).items():
+                layout.seen_by_stored(name)
+                number_added = int(added_at[0]) if added_at else number
+                kept[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
+            objects, dead = kept, gone
+        dead = {**dead, **{name: int(at) for name, at in change.get("dead", EMPTY).items()}}
+        return StoreState(log, objects, dead, max(self.swept, int(change.get("swept", 0))))
+
+    def check_unswept(self, change: Mapping[str, Any]) -> None:
+        """Raise StorageError for a new object that a sweep has declared dead."""
+        for name in change.get("objects", EMPTY):
+            if layout.seen_by_stored(name) <= self.swept:
+                raise StorageError(
+                    f"{name}: the object is older than a sweep, which may delete it (expected a "
+                    f"writer that has seen commit {self.swept + 1}). Run the batch again."
+                )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the content of a snapshot, from which `of_snapshot` makes this state."""
+        objects = {
+            name: [each.size, [_values(extent) for extent in each.extents], each.added_at]
+            for name, each in self.objects.items()
+        }
+        return {
+            **self.log.snapshot(),
+            "objects": objects,
+            "dead": dict(self.dead),
+            "swept": self.swept,
+        }
+
+    @classmethod
+    def of_snapshot(cls, number: int, content: Mapping[str, Any]) -> StoreState:
+        """Return the state that a snapshot holds; raises as `apply` does."""
+        return cls()._changed(number, content)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.storage_engine.object_store import store_state
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
+from kafkalog.storage_engine.object_store.store_state import StoreState
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import (
     PATIENCE_S,
@@ -136,6 +138,31 @@ def test_a_lost_create_cannot_land_once_its_number_is_filled(
     fill(case.log)
     case.client.late()
     assert "w-1" not in committed(reread(case.address))
+
+
+def test_an_abort_knows_every_create_that_its_process_sent_for_a_number() -> None:
+    plan = {1: Spoil.LANDS_LATE, 2: Spoil.FAILED}
+    case = Case(plan, has_rival=False)
+    assert case.attempt() is False
+    land = case.client.late
+    case.client.spoil(plan)
+    assert case.attempt() is False
+    land()
+    assert case.log.abort()
+    case.check(True)
+
+
+@pytest.mark.parametrize("spoil", [Spoil.ANSWER_LOST, Spoil.REFUSED, Spoil.FAILED])
+def test_a_batch_without_a_writer_is_there_once_though_its_answer_is_lost(spoil: Spoil) -> None:
+    """The token alone says whose a commit is."""
+    case = Case({1: spoil}, has_rival=True)
+    names = (f"nobody-{number}" for number in itertools.count())
+
+    def prepare(state: StoreState) -> Mapping[str, Any] | None:
+        return batch(next(names), 0)(state)
+
+    case.log.commit(prepare)
+    assert sum(committed(reread(case.address)).values()) == len(case.others) + 1
 
 
 @pytest.mark.slow

@@ -36,6 +36,7 @@ from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
@@ -136,15 +137,15 @@ class KeyIndexWriter:
 
     def _header(self, log: Path, size: int, positions: Sequence[int]) -> bytes:
         chosen = sorted({positions[place] for place in _spread(len(positions))})
-        fd = files.open_to_read(log)
+        source = FileBytes(files.open_to_read(log))
         try:
             samples = b""
             for position in chosen:
-                header = header_at(fd, position, size)
+                header = header_at(source, position, size)
                 assert header is not None
                 samples += layout.KEYS_SAMPLE.pack(position, header.crc)
         finally:
-            os.close(fd)
+            source.close()
         content = layout.KEYS_HEADER.pack(
             layout.KEYS_MAGIC, layout.KEYS_VERSION, self._base_offset, size, self._count,
             self._secret, layout.KEYS_UNCHANGED if self.is_unchanged else 0, len(chosen),

@@ -515,6 +515,7 @@ STORED_HEADER: Final = struct.Struct(
     "Q"  # number: of the commit
     "16s"  # token: random, by which a writer knows its own object
 )
+assert STORED_HEADER.size == 40
 STORED_CHECKED: Final = struct.Struct(">Q16s")  # number and token, as the checksum takes them
 STORED_LOG_MAGIC: Final = b"kafkalog"
 STORED_COMMIT_MAGIC: Final = b"klcommit"
@@ -524,7 +525,6 @@ STORED_VERSION: Final = 1
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
 STORED_COMMITS: Final = "log"
-STORED_DATA: Final = "data"
 _STORED_LAST: Final = 10**20 - 1
 _STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
 _STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")

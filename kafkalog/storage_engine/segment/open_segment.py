@@ -20,6 +20,7 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
@@ -121,15 +122,13 @@ class OpenSegment:
         """Where the next segment begins, or the log ends."""
         self._gaps = gaps
         self._listed_from = listed_from
-        self._fd = files.open_listed(segment.log, ", or clean the topic first")
-        size = os.fstat(self._fd).st_size
+        self._source = FileBytes(files.open_listed(segment.log, ", or clean the topic first"))
+        size = self._source.size()
         self.limit = size if committed is None else min(size, committed)
 
     def close(self) -> None:
         """Close the file; whoever still reads meets a closed descriptor, not another file's."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._source.close()
 
     def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
         """Yield the batches that reach into [start, end), `size` bytes at a time.
@@ -145,7 +144,7 @@ class OpenSegment:
         previous = base - 1
         chain = self._chain(position)
         scan = LogScanner(
-            self._fd,
+            self._source,
             path,
             FRAMES,
             limit=self.limit,
@@ -186,12 +185,12 @@ class OpenSegment:
             named = os.stat(self.files.log)
         except OSError:
             return False
-        held = os.fstat(self._fd)
+        held = os.fstat(self._source.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
 
     def header_at(self, position: int) -> BatchHeader | None:
         """Return the header of the whole batch at a position, unchecked; None if none is there."""
-        return header_at(self._fd, position, self.limit)
+        return header_at(self._source, position, self.limit)
 
     def batch_at(self, position: int) -> Chunk | None:
         """Return the batch v2 at a position, its checksum compared; None if none is there.
@@ -225,7 +224,7 @@ class OpenSegment:
         wrote, whatever those of the records in it are. The checksums of what is passed over are
         compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
-        start = locate_time(self._fd, self.limit, self.files, timestamp)
+        start = locate_time(self._source, self.limit, self.files, timestamp)
         passed = start
         for position, header in self._headers(start):
             end = position + header.size
@@ -246,7 +245,9 @@ class OpenSegment:
 
         If that entry is true, none before has a larger timestamp than the first one yielded.
         """
-        yield from self._headers(locate_time(self._fd, self.limit, self.files, layout.INT64_MAX))
+        yield from self._headers(
+            locate_time(self._source, self.limit, self.files, layout.INT64_MAX)
+        )
 
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
@@ -298,11 +299,11 @@ class OpenSegment:
 
     def _locate(self, offset: int) -> int:
         index = OffsetIndex(self.files.index, self.files.base_offset)
-        return locate(self._fd, self.limit, index, offset)
+        return locate(self._source, self.limit, index, offset)
 
     def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         chain = self._chain(position)
-        for place, header in headers(self._fd, position, self.limit):
+        for place, header in headers(self._source, position, self.limit):
             if chain is not None and header.magic != layout.MAGIC:
                 chain.next_offset = header.last_offset + 1  # a broker's: nothing lists its gaps
             elif chain is not None and not chain.follows(header.base_offset, header.last_offset):
@@ -327,14 +328,14 @@ class OpenSegment:
             )
 
     def _read(self, size: int, position: int) -> bytes:
-        buffer = files.read_at(self._fd, size, position)
+        buffer = self._source.read_at(size, position)
         if len(buffer) < size:
             raise self._short()
         return buffer
 
     def _short(self) -> StorageError:
         """Return the error of a file that somebody has truncated since it was opened."""
-        size = os.fstat(self._fd).st_size
+        size = self._source.size()
         return StorageError(
             f"{self.files.log}: ends at byte {size} while it is read, "
             f"but {self.limit} bytes are committed"

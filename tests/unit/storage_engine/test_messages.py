@@ -27,6 +27,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment import open_segment
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
 from tests.builders.batch_builder import GZIP, LZ4, NONE, SNAPPY, Record, batch, compressed
 from tests.builders.message_builder import entry, message, wrapper
@@ -330,11 +331,11 @@ def test_headers_of_messages_say_what_is_known(log: Log) -> None:
     assert (second.magic, second.base_offset, second.last_offset) == (1, 30, 30)
     assert (second.timestamp_type, second.max_timestamp, second.records_count) == (0, 1300, 1)
     assert (second.is_control, second.is_transactional) == (False, False)
-    fd = os.open(log.path(24), os.O_RDONLY)
+    source = FileBytes(os.open(log.path(24), os.O_RDONLY))
     try:
-        assert list(headers(fd, 0, len(data))) == list(iterate_headers(data))
+        assert list(headers(source, 0, len(data))) == list(iterate_headers(data))
     finally:
-        os.close(fd)
+        source.close()
 
 
 def test_unknown_attribute_bits_of_messages_mean_nothing(tmp_path: Path) -> None:

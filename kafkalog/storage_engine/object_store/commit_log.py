@@ -235,13 +235,16 @@ class CommitLog:
                 if change is None:
                     return self._state
                 self._state.check_unswept(change)
+                began_s = time.monotonic()
                 if self._is_committed(change):
                     self._write_snapshot()
                     return self._state
                 misses += 1
-                if misses >= HITS_BEFORE_LIST:
+                if misses % HITS_BEFORE_LIST == 0:
                     self.poll()
-                    misses = 0
+                # As if each miss were by another writer, whose commits take as long as this one.
+                took_s = time.monotonic() - began_s
+                time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, (misses - 1) * took_s)))
 
     def _is_committed(self, change: Mapping[str, Any]) -> bool:
         """Try to make the next commit; return False if another's came first, which is applied."""

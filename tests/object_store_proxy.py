@@ -31,6 +31,7 @@ class Fault(Enum):
     ANSWER_LOST = "the answer is lost after success"
     CUT_BODY = "half of the body, then the end"
     LATE = "late"
+    MEANWHILE = "the victim before the request, which is then done"
     VICTIM_BEFORE = "the victim before the request"
     VICTIM_AFTER = "the victim after the request, before the answer"
 
@@ -71,7 +72,7 @@ class StoreProxy:
     def __init__(self, upstream: int) -> None:
         self.upstream = upstream
         self.victim: Callable[[], None] = lambda: None
-        """Called by the faults VICTIM_BEFORE and VICTIM_AFTER."""
+        """Called by the faults MEANWHILE, VICTIM_BEFORE and VICTIM_AFTER."""
         self.rules: list[Rule] = []
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
@@ -134,9 +135,9 @@ class _Handler(BaseHTTPRequestHandler):
         kind = "LIST" if "list-type" in query else "DELETE" if "delete" in query else self.command
         rule = self.owner.noted(kind, urllib.parse.unquote(self.path))
         fault = rule.fault if rule else None
-        if fault is Fault.VICTIM_BEFORE:
+        if fault in {Fault.VICTIM_BEFORE, Fault.MEANWHILE}:
             self.owner.victim()
-            fault = Fault.REQUEST_LOST
+            fault = Fault.REQUEST_LOST if fault is Fault.VICTIM_BEFORE else None
         if fault is Fault.LATE:
             assert rule is not None
             time.sleep(rule.seconds)

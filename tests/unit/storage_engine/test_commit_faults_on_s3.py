@@ -12,7 +12,7 @@ from collections import Counter
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.storage_engine.object_store import store_state
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
@@ -20,9 +20,10 @@ from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from tests import ROOT
 from tests.object_store_proxy import Fault, Rule, StoreProxy
 from tests.object_store_server import StoreServer
-from tests.unit.storage_engine.store_log import batch, committed, new_log, reread
+from tests.unit.storage_engine.store_log import batch, collect, committed, new_log, reread
 
-FAULTS = [each for each in Fault if each not in {Fault.VICTIM_BEFORE, Fault.VICTIM_AFTER}]
+OF_A_VICTIM = {Fault.VICTIM_BEFORE, Fault.VICTIM_AFTER, Fault.MEANWHILE}
+FAULTS = [each for each in Fault if each not in OF_A_VICTIM]
 WRITER = """
 import pickle, sys
 from kafkalog.storage_engine.object_store.client import ObjectClient
@@ -111,6 +112,36 @@ def test_a_fault_at_any_request_of_a_commit_loses_and_doubles_nothing(
             break
     assert at >= 4
     assert not is_spoiled
+
+
+@pytest.mark.parametrize(("kind", "part"), [("PUT", ".commit"), ("GET", "boundary")])
+def test_a_committer_that_stops_at_a_request_past_the_collector_is_fenced(
+    s3_address: StoreAddress,
+    store_proxy: StoreProxy,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    part: str,
+) -> None:
+    """Its create lands where the true commit was deleted; or its own true commit was deleted."""
+    monkeypatch.setattr(store_state, "SNAPSHOT_COMMITS", 5)
+    rival, stopped = new_log(s3_address), opened(s3_address)
+    number = stopped.state.number + 1
+
+    def meanwhile() -> None:
+        for batch_id in range(12):
+            rival.commit(batch("rival", batch_id))
+        collect(s3_address, 5)
+
+    store_proxy.victim = meanwhile
+    store_proxy.reset(Rule(Fault.MEANWHILE, kind, part))
+    with pytest.raises(CommitInDoubtError, match="the collector passed it"):
+        stopped.commit(batch("w", 0))
+    assert number <= 5 < stopped.state.number
+    expected = {f"rival-{batch_id}": 1 for batch_id in range(12)}
+    has_landed = kind == "GET"
+    assert committed(reread(s3_address)) == {**expected, **({"w-0": 1} if has_landed else {})}
+    stopped.commit(batch("w", 0))
+    assert committed(reread(s3_address)) == {**expected, "w-0": 1}
 
 
 def test_commits_polls_and_opening_send_so_many_requests(

@@ -95,8 +95,7 @@ def command(
     """Erase keys, and print what is left of them."""
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.cli.erasure_lines import last_lines, lines
-    from kafkalog.cli.erasure_report import NOW_WARNING, text
+    from kafkalog.cli.erasure_report import NOW_WARNING, last_lines, lines, text
     from kafkalog.cli.erasure_report import report as report_of
     from kafkalog.erasure.erase import erase
     from kafkalog.storage_engine.fs import clock

@@ -29,14 +29,12 @@ import typer
 
 from kafkalog.cli.app.arguments import ReadablePath, Topic
 from kafkalog.cli.app.opened import open_readable
-from kafkalog.cli.beginning import Beginning
+from kafkalog.cli.changelog import Beginning, Changelog
 from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from kafkalog.cli.changelog import Changelog
 
 EXAMPLES: Final = (
     "kafkalog read /data/shop stock",
@@ -95,8 +93,6 @@ def command(
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
     """Print the records."""
-    from kafkalog.cli.changelog import Changelog
-
     beginning = Beginning.of(from_beginning=from_beginning, from_time=from_time, start=start)
     is_committed = isolation_level is IsolationLevel.READ_COMMITTED
     if latest and (beginning.options or end is not None or follow or not is_committed):

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.app.arguments import TOPIC_HELP, LogPath
-from kafkalog.cli.app.completion import topic_names
+from kafkalog.cli.app.arguments import TOPIC_HELP, LogPath, topic_names
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.app.verb_command import VerbCommand, examples
 from kafkalog.cli.terminal.output import (

@@ -14,11 +14,10 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.activity import writer_row, writer_rows
-from kafkalog.cli.app.arguments import LogPath
-from kafkalog.cli.app.completion import topic_names
+from kafkalog.cli.app.arguments import LogPath, topic_names
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.status import print_writers
+from kafkalog.cli.status_rows import writer_row, writer_rows
 from kafkalog.cli.terminal.output import counted, note, print_json, print_line
 
 EXAMPLES: Final = (

@@ -1,16 +1,75 @@
-"""The ranges of one micro-batch, and checks for records that were lost before it.
+"""One micro-batch: its size, its wait for more records, its ranges, and checks for lost records.
 
-Spark: KafkaOffsetReader.getOffsetRangesFromResolvedOffsets with its checks.
+Spark: KafkaMicroBatchStream, KafkaOffsetReader.getOffsetRangesFromResolvedOffsets.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
-from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
+from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, listed
+from kafkalog.errors import DataLossError
 from kafkalog.storage_engine.metadata.state import PartitionState, State
+
+
+def limit_offsets(
+    begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], limit: int
+) -> Offsets:
+    """Return `end`, lowered so that about `limit` offsets lie between it and `begin`.
+
+    The limit is `maxOffsetsPerTrigger` (Spark: KafkaMicroBatchStream.rateLimit). Each partition
+    gets a share in proportion to its waiting offsets, at least one offset; a share above one is
+    rounded down. The sum may therefore differ a little from the limit. A partition whose end is not
+    beyond its begin keeps its end. Shares are computed in double precision in Spark's order, so
+    that both make the same batches.
+    """
+    waiting = {p: end[p] - begin[p] for p in end if end[p] > begin[p]}
+    total = float(sum(waiting.values()))
+    limited = dict(end)
+    if total < 1:
+        return limited
+    for partition, size in waiting.items():
+        share = limit * (size / total)
+        count = math.ceil(share) if share < 1 else math.floor(share)
+        limited[partition] = min(end[partition], begin[partition] + count)
+    return limited
+
+
+@dataclass(slots=True)
+class TriggerDelay:
+    """Holds micro-batches back for `minOffsetsPerTrigger` or `maxTriggerDelay`.
+
+    A run's first micro-batch never waits. Spark: KafkaMicroBatchStream.delayBatch.
+    """
+
+    min_offsets: int
+    max_delay_ms: int
+    last_trigger_ms: int = 0
+    """The time of the last batch that was let through (epoch ms)."""
+
+    def holds_back(
+        self,
+        begin: Mapping[TopicPartition, int],
+        end: Mapping[TopicPartition, int],
+        *,
+        now_ms: int,
+    ) -> bool:
+        """Return whether the batch from `begin` to `end` must wait; store the time if not.
+
+        A partition that `begin` lacks counts from offset 0. One whose end is below its begin counts
+        negative. Both are as in Spark.
+        """
+        is_due = now_ms - self.last_trigger_ms >= self.max_delay_ms
+        if not is_due:
+            waiting = sum(offset - begin.get(partition, 0) for partition, offset in end.items())
+            if waiting < self.min_offsets:
+                return True
+        self.last_trigger_ms = now_ms
+        return False
 
 
 def micro_batch_ranges(
@@ -108,3 +167,40 @@ def _first_offset(
             fail=fail,
         )
     return start
+
+
+def check_available_now(
+    end: Mapping[TopicPartition, int],
+    target: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> None:
+    """Check a batch's end against the query's target and the present log.
+
+    If partitions or records vanish, a query with a fixed target would never end, or would end
+    wrongly. These faults are therefore DataLossErrors whatever `failOnDataLoss` says (Spark:
+    KafkaMicroBatchStream's checks for AvailableNow).
+    """
+    if end.keys() != target.keys():
+        raise DataLossError(
+            "[MISMATCHED_TOPIC_PARTITIONS_BETWEEN_END_OFFSET_AND_PREFETCHED] the batch ends in "
+            f"{listed(end)}, the query's target in {listed(target)}"
+        )
+    beyond = [p for p, offset in end.items() if offset > target[p]]
+    if beyond:
+        raise DataLossError(
+            "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_PREFETCHED] the batch ends "
+            f"beyond the query's target in {listed(beyond)}"
+        )
+    lost = [p for p in end if p not in latest]
+    if lost:
+        raise DataLossError(
+            "[LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW] partitions are gone "
+            f"since the query began: {listed(lost)}; run it again"
+        )
+    shrunk = [p for p, offset in end.items() if offset > latest[p]]
+    if shrunk:
+        raise DataLossError(
+            "[END_OFFSET_HAS_GREATER_OFFSET_FOR_TOPIC_PARTITION_THAN_LATEST_WITH_TRIGGER_"
+            f"AVAILABLENOW] records are gone since the query began, in {listed(shrunk)}; "
+            "run it again"
+        )

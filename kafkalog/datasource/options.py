@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from kafkalog.datasource.keys import parse_keys
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, listed
 from kafkalog.datasource.option_names import INERT_INTEGERS, check_names
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
-from kafkalog.datasource.time_string import milliseconds
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
 from kafkalog.storage_engine.metadata.address import log_directories
@@ -26,6 +26,18 @@ _STRATEGIES: Final = ("error", "latest")
 _PARTITIONERS: Final = ("any", "murmur2")
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
 _MAX_TRIGGER_DELAY: Final = "15m"
+_MICROSECONDS: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "min": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+_SPAN: Final = re.compile(r"(-?[0-9]{1,19})([a-z]+)?")
+_KEYS_EXAMPLE: Final = '["apple", {"base64": "AAE="}]'
+_SHOWN: Final = 60
 _OF_STREAMS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 """Options that Spark ignores in a batch query, with a warning."""
 _NOT_IN_STREAMS: Final = {
@@ -119,16 +131,14 @@ class SourceOptions:
             non_matching=_choice(given, "startingOffsetsByTimestampStrategy", _STRATEGIES),
             min_offsets_per_trigger=_positive(given, "minOffsetsPerTrigger"),
             max_offsets_per_trigger=_positive(given, "maxOffsetsPerTrigger"),
-            max_trigger_delay_ms=milliseconds(
-                given.get("maxtriggerdelay", _MAX_TRIGGER_DELAY), option="maxTriggerDelay"
-            ),
+            max_trigger_delay_ms=_milliseconds(given.get("maxtriggerdelay", _MAX_TRIGGER_DELAY)),
             min_partitions=_positive(given, "minPartitions", largest=INT32_MAX),
             max_records_per_partition=_positive(given, "maxRecordsPerPartition"),
             fail_on_data_loss=_choice(given, "failOnDataLoss", ("true", "false")) == "true",
             include_headers=_choice(given, "includeHeaders", ("false", "true")) == "true",
             isolation_level=_choice(given, "kafka.isolation.level", _ISOLATION_LEVELS),
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
-            keys=parse_keys(given["keys"]) if "keys" in given else None,
+            keys=_parse_keys(given["keys"]) if "keys" in given else None,
             partitioner=_choice(given, "partitioner", _PARTITIONERS),
             ignored=tuple(ignored),
             warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),
@@ -184,6 +194,60 @@ def _positive(options: Mapping[str, str], name: str, *, largest: int = INT64_MAX
     if int(text) <= 0:
         raise InvalidInputError(f"{name} must be positive, got {text!r}")
     return int(text)
+
+
+def _milliseconds(text: str) -> int:
+    """Return the whole milliseconds of a span such as `15m`, at most INT64_MAX.
+
+    A number alone is in milliseconds. Raises InvalidInputError. Spark: JavaUtils.timeStringAs.
+    """
+    match = _SPAN.fullmatch(text.strip().lower())
+    unit = None if match is None else _MICROSECONDS.get(match[2] or "ms")
+    if match is None or unit is None or not -INT64_MAX - 1 <= int(match[1]) <= INT64_MAX:
+        raise InvalidInputError(
+            "maxTriggerDelay: Time must be specified as seconds (s), milliseconds (ms), "
+            "microseconds (us), minutes (m or min), hour (h), or day (d). E.g. 50s, 100ms, or "
+            "250us. "
+            f"Failed to parse time string: {text}"
+        )
+    span = int(match[1]) * unit
+    whole = abs(span) // 1_000
+    return min(whole, INT64_MAX) if span >= 0 else -min(whole, INT64_MAX)
+
+
+def _parse_keys(text: str) -> frozenset[bytes]:
+    """Return the keys of a JSON array of texts or {"base64": ...}; raises InvalidInputError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list):
+        raise _keys_fault("no JSON array", text)
+    if not found:
+        raise InvalidInputError(
+            "option keys: the array is empty (expected one key or more, found none). "
+            "Leave the option out to read the records of all keys."
+        )
+    return frozenset(_key_bytes(key) for key in found)
+
+
+def _key_bytes(key: Any) -> bytes:
+    try:
+        if isinstance(key, str):
+            return key.encode()
+        if isinstance(key, dict) and key.keys() == {"base64"}:
+            return base64.b64decode(key["base64"], validate=True)
+    except (ValueError, TypeError):  # half of a surrogate pair; no base64
+        pass
+    raise _keys_fault("no key", json.dumps(key))
+
+
+def _keys_fault(problem: str, found: str) -> InvalidInputError:
+    shown = found if len(found) <= _SHOWN else found[:_SHOWN] + "..."
+    return InvalidInputError(
+        f"option keys: {problem} (expected an array such as {_KEYS_EXAMPLE}, found {shown}). "
+        "Write a key as text, or its bytes in base64."
+    )
 
 
 def _check_inert(options: Mapping[str, str]) -> None:

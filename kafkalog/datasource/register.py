@@ -16,6 +16,7 @@ import functools
 import os
 import re
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,13 +51,12 @@ def register(spark: SparkSession) -> None:
         _activate_in_new_threads(spark)
     fault = ""
     for python in _candidates(context):
-        before = _run_workers_with(context, python)
-        spark.dataSource.register(KafkaLogDataSource)
         try:
-            spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
+            with _workers_running(context, python):
+                spark.dataSource.register(KafkaLogDataSource)  # which remembers the Python
+                spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
         except Exception as error:
             fault = fault or _cause(error)
-            _run_workers_with(context, before)
         else:
             return
     version = ".".join(map(str, sys.version_info[:2]))
@@ -78,17 +78,22 @@ def _context(spark: SparkSession) -> SparkContext | None:
 
 
 def _activate_in_new_threads(spark: SparkSession) -> None:
-    """Make a classic session the active one in this thread, and in each that meets Spark later."""
+    """Make a classic session the active one in this thread, and in each that meets Spark later.
+
+    The gateway outlives the session, so it does not keep one that nobody uses any more.
+    """
     client = _jvm(spark)._gateway_client
-    client._create_new_connection = functools.partial(_connected, client, spark)
+    client._create_new_connection = functools.partial(_connected, client, weakref.ref(spark))
     _activate(spark)
 
 
-def _connected(client: Any, spark: SparkSession) -> Any:
+def _connected(client: Any, registered: weakref.ref[SparkSession]) -> Any:
     """Return a new connection of py4j for this thread, whose twin has an active session."""
     connection = type(client)._create_new_connection(client)  # py4j keeps it weakly until used
-    _activate(spark)
-    client.deque.remove(connection)  # the command that is to follow adds it again
+    spark = registered()
+    if spark is not None:
+        _activate(spark)
+        client.deque.remove(connection)  # the command that is to follow adds it again
     return connection
 
 
@@ -109,25 +114,39 @@ def _candidates(context: SparkContext | None) -> list[str]:
     return list(dict.fromkeys([context.pythonExec, sys.executable]))
 
 
-def _run_workers_with(context: SparkContext | None, python: str) -> str:
-    """Let workers that Spark starts from now on run a Python; return the one before."""
+@contextlib.contextmanager
+def _workers_running(context: SparkContext | None, python: str) -> Iterator[None]:
+    """Let workers that Spark starts from now on run a Python; undo that if the block raises."""
     if context is None:
-        return ""
-    before, context.pythonExec = context.pythonExec, python
-    from py4j.protocol import Py4JJavaError
-
-    # A JVM that hides its environment serves Spark classic without it; the probe decides.
-    with contextlib.suppress(Py4JJavaError):
-        _environment(context).put(_VARIABLE, python)
-    return str(before)
+        yield
+        return
+    environment = _environment(context)
+    executable, variable = context.pythonExec, environment.get(_VARIABLE)
+    context.pythonExec = environment[_VARIABLE] = python
+    try:
+        yield
+    except BaseException:
+        context.pythonExec = executable
+        environment.pop(_VARIABLE, None)
+        if variable is not None:
+            environment[_VARIABLE] = variable
+        raise
 
 
 def _environment(context: SparkContext) -> Any:
-    """Return the environment of the JVM, which Java shows as a map that cannot be changed."""
+    """Return the environment of the JVM, which Java shows as a map that cannot be changed.
+
+    A JVM that hides it serves Spark classic without it; the probe decides. The map is empty then.
+    """
+    from py4j.protocol import Py4JJavaError
+
     lang = _jvm(context).java.lang
-    field = lang.Class.forName("java.util.Collections$UnmodifiableMap").getDeclaredField("m")
-    field.setAccessible(True)
-    return field.get(lang.System.getenv())
+    try:
+        field = lang.Class.forName("java.util.Collections$UnmodifiableMap").getDeclaredField("m")
+        field.setAccessible(True)
+        return field.get(lang.System.getenv())
+    except Py4JJavaError:
+        return {}
 
 
 def _unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -15,18 +15,21 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kafkalog.datasource.available_now import check_available_now
 from kafkalog.datasource.columns import check_columns
 from kafkalog.datasource.initial_offsets import InitialOffsets
 from kafkalog.datasource.latest_ends import LatestEnds
-from kafkalog.datasource.micro_batch import held_partition, micro_batch_ranges
+from kafkalog.datasource.micro_batch import (
+    TriggerDelay,
+    check_available_now,
+    held_partition,
+    limit_offsets,
+    micro_batch_ranges,
+)
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
-from kafkalog.datasource.rate_limit import limit_offsets
 from kafkalog.datasource.snapshot import HeldViews, has_snapshot, split_off_snapshots
 from kafkalog.datasource.task_ranges import task_ranges
-from kafkalog.datasource.trigger_delay import TriggerDelay
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.fs import clock
 

@@ -8,7 +8,6 @@ Kafka: DumpLogSegments.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,11 @@ from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.checkpoints import (
+    EPOCH_FIELDS,
+    OFFSET_FIELDS,
+    checkpoint_entries,
+)
 
 ROOT_CHECKPOINTS: Final = (
     layout.RECOVERY_POINT_CHECKPOINT,
@@ -26,8 +30,6 @@ ROOT_CHECKPOINTS: Final = (
 )
 """The checkpoints of offsets in the root."""
 _PROPERTIES: Final = (layout.META_PROPERTIES, layout.META_ASIDE, layout.PARTITION_METADATA)
-_TEXT_SIZE_MAX: Final = 64 << 20
-"""A checkpoint of a million partitions is smaller."""
 
 
 def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]:
@@ -71,16 +73,13 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
     elif path.name in (layout.COMMIT, layout.COMMIT_RELEASED):
         yield from _journal(path)
     elif path.name == layout.LEADER_EPOCH_CHECKPOINT:
-        for epoch, start_offset in checkpoint_entries(path, 2):
-            yield {"type": "leader epoch", "epoch": int(epoch), "startOffset": int(start_offset)}
+        found = checkpoint_entries(path, files.read_file(path), EPOCH_FIELDS)
+        for _, (epoch, start_offset) in found:
+            yield {"type": "leader epoch", "epoch": epoch, "startOffset": start_offset}
     elif path.name in ROOT_CHECKPOINTS:
-        for topic, partition, offset in checkpoint_entries(path, 3):
-            yield {
-                "type": "checkpoint",
-                "topic": topic,
-                "partition": int(partition),
-                "offset": int(offset),
-            }
+        found = checkpoint_entries(path, files.read_file(path), OFFSET_FIELDS)
+        for _, (topic, partition, offset) in found:
+            yield {"type": "checkpoint", "topic": topic, "partition": partition, "offset": offset}
     elif path.name in _PROPERTIES:
         yield {"type": "properties", **properties(path)}
     else:
@@ -143,42 +142,6 @@ def _first_sequence(last_sequence: int, offset_delta: int) -> int:
 # --- text files ----------------------------------------------------------------------------------
 
 
-def checkpoint_entries(path: Path, width: int) -> Iterator[list[str]]:
-    """Yield the tokens of a checkpoint's entries, `width` each; all but a topic are whole numbers.
-
-    Raises CorruptLogError for a file that Kafka would refuse. Kafka: CheckpointFile.
-    """
-    if path.stat().st_size > _TEXT_SIZE_MAX:
-        raise CorruptLogError(path, 0, "a checkpoint", f"{path.stat().st_size} bytes")
-    data = files.read_file(path)
-    if not data:
-        return
-    lines = data.split(b"\n")
-    position = 0
-    if lines[0].strip() != b"0":
-        raise CorruptLogError(path, 0, "version 0", _shown(lines[0]))
-    position += len(lines[0]) + 1
-    announced = lines[1].strip() if len(lines) > 1 else b""
-    if not re.fullmatch(rb"[0-9]{1,19}", announced):
-        raise CorruptLogError(path, position, "a number of entries", _shown(announced))
-    position += len(lines[1]) + 1
-    found = [line for line in lines[2:] if line]
-    for line in found:
-        tokens = line.decode("utf-8", "replace").split()
-        numbers = tokens[1:] if width == 3 else tokens
-        if len(tokens) != width or not all(_is_number(number) for number in numbers):
-            expected = "topic, partition and offset" if width == 3 else "epoch and start offset"
-            raise CorruptLogError(path, position, expected, _shown(line))
-        yield tokens
-        position += len(line) + 1
-    if len(found) != int(announced):
-        raise CorruptLogError(path, position, f"{int(announced)} entries", len(found))
-
-
-def _is_number(token: str) -> bool:
-    return re.fullmatch(r"-?[0-9]{1,19}", token, re.ASCII) is not None
-
-
 def _shown(data: bytes) -> str:
     return repr(data[:60].decode("utf-8", "replace"))
 
@@ -191,7 +154,7 @@ def properties(path: Path) -> dict[str, str]:
     separator = ":" if path.name == layout.PARTITION_METADATA else "="
     found: dict[str, str] = {}
     position = 0
-    for line in files.read_file(path)[:_TEXT_SIZE_MAX].split(b"\n"):
+    for line in files.read_file(path).split(b"\n"):
         text = line.decode("utf-8", "replace").strip()
         if text and not text.startswith(("#", "!")):
             name, separated, value = text.partition(separator)

@@ -54,7 +54,7 @@ def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
     try:
         if is_time_index:
             index = path.with_name(layout.segment_file(base_offset, layout.INDEX, stage))
-            batches = None if fd is None else _Batches(fd, OffsetIndex(index))
+            batches = None if fd is None else _Batches(fd, OffsetIndex(index, base_offset))
             yield from _time_entries(path, base_offset, found, batches, options)
         else:
             yield from _offset_entries(path, base_offset, found, fd, options)

@@ -22,11 +22,12 @@ from kafkalog.errors import (
     StorageError,
     UnknownTopicError,
 )
-from kafkalog.inspection.dump import ROOT_CHECKPOINTS, checkpoint_entries
+from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
@@ -275,8 +276,9 @@ def _read_checkpoint(
     path: Path, found: dict[tuple[str, int], int], faults: list[str]
 ) -> Iterator[Finding]:
     try:
-        for topic, partition, offset in checkpoint_entries(path, 3):
-            found[topic, int(partition)] = int(offset)
+        entries = checkpoint_entries(path, files.read_file(path), OFFSET_FIELDS)
+        for _, (topic, partition, offset) in entries:
+            found[topic, partition] = offset
     except FileNotFoundError:
         return
     except CorruptLogError as fault:

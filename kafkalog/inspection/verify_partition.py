@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Final
 
 from kafkalog.errors import CorruptLogError
-from kafkalog.inspection.dump import checkpoint_entries, properties
+from kafkalog.inspection.dump import properties
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_key_index import verify_key_indexes
 from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.metadata.checkpoints import EPOCH_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
@@ -325,7 +326,10 @@ def _leader_epochs(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding
     """Check the leader epochs; ignore those of a commit in flight, or of a dead one."""
     path = partition.directory / layout.LEADER_EPOCH_CHECKPOINT
     try:
-        entries = [(int(epoch), int(start)) for epoch, start in checkpoint_entries(path, 2)]
+        data = files.read_file(path)
+        entries = [
+            (epoch, start) for _, (epoch, start) in checkpoint_entries(path, data, EPOCH_FIELDS)
+        ]
     except FileNotFoundError:
         return
     except CorruptLogError as fault:

@@ -15,7 +15,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain_in_batch
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan
-from kafkalog.sink.query import MicroBatch, checkpoint_of_driver, micro_batch_of_driver
+from kafkalog.sink.query import MicroBatch, micro_batch_of_driver
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,9 +36,11 @@ class Append:
     after a failure is skipped. Two writes to one topic in one micro-batch need two names; without
     them the second raises InvalidInputError, since it looks like a repetition.
 
-    The log remembers the micro-batches by the query's id and the name. Spark Connect hides the id,
-    so a query needs a name there, and the name belongs to one checkpoint: a query with a new
-    checkpoint needs a new name.
+    The log remembers the micro-batches by the query's id and the name. Spark Connect hides the
+    query. Give its `checkpointLocation` as `checkpoint` there, a local directory of the server: it
+    has the query's id, and `Append` syncs Spark's plan in it. A name alone also names the query.
+    It belongs to one checkpoint: a query with a new checkpoint needs a new name. In a classic
+    session `checkpoint` may be left out; another query's is refused.
 
     With `topic` None, each row's `topic` column names the topic. Further keywords are options of
     the sink; put those with a dot into `options`: `options={"topic.segment.bytes": "1048576"}`.
@@ -50,12 +52,14 @@ class Append:
         topic: str | None = None,
         *,
         name: str = "",
+        checkpoint: str | PathLike[str] | None = None,
         options: Mapping[str, str] | None = None,
         **more: Any,
     ) -> None:
         self.path = fspath(path)
         self.topic = topic
         self.name = name
+        self.checkpoint = None if checkpoint is None else fspath(checkpoint)
         self.options = {**(options or {}), **more}
         taken = {"txnappid", "txnversion"} & {option.lower() for option in self.options}
         if taken:
@@ -67,7 +71,9 @@ class Append:
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch; `batch_id` is Spark's."""
-        running = micro_batch_of_driver(df, batch_id, self.name, "kafkalog.sink.Append")
+        running = micro_batch_of_driver(
+            df, batch_id, "kafkalog.sink.Append", name=self.name, checkpoint=self.checkpoint
+        )
         options = {**self.options, "path": self.path}
         if self.topic is not None:
             options["topic"] = self.topic
@@ -86,7 +92,7 @@ class Append:
             while len(_done) > _DONE_MAX:
                 _done.pop(next(iter(_done)))
         try:
-            sync_plan(checkpoint_of_driver(df, running), batch_id)
+            sync_plan(running.checkpoint, batch_id)
             writer = df.write.format("kafkalog").mode("append").options(**options)
             writer.option("txnAppId", self.writer_id(running)).option("txnVersion", batch_id).save()
         except BaseException:
@@ -96,5 +102,5 @@ class Append:
 
     def writer_id(self, running: MicroBatch) -> str:
         """Return the name under which the log remembers this write's batch ids."""
-        is_known = running.query_id != self.name  # under Spark Connect the name is all there is
+        is_known = running.query_id != self.name  # under Spark Connect a name is the query's
         return f"{running.query_id}/{self.name}" if self.name and is_known else running.query_id

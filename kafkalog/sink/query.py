@@ -4,8 +4,9 @@ Spark sets these properties for everything that a micro-batch runs. Its tasks se
 the driver's thread inside `foreachBatch`. A plain batch job has none of them.
 
 Spark Connect runs the function of `foreachBatch` in a Python process of its own beside the server,
-one for each run of a query. That process sees neither the properties nor the query. The name that
-the user gives is the query's identity there, and the rows say how far the micro-batch reaches.
+one for each run of a query. That process sees neither the properties nor the query. The name or
+the checkpoint that the user gives is the query's identity there. The checkpoint says how far the
+micro-batch reaches; without it the rows do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ __all__ = [
     "EndOffsets",
     "MicroBatch",
     "checkpoint_directory",
-    "checkpoint_of_driver",
     "checkpoint_query_id",
     "end_offsets",
     "end_offsets_of_checkpoint",
@@ -54,10 +54,12 @@ class MicroBatch:
 
     query_id: str
     """Stays the same as long as the checkpoint. Under Spark Connect it is the name that the user
-    gave."""
+    gave, if there is one."""
     batch_id: int
     run_id: str
     """Each start of the query has a new one; "" if it is not known."""
+    checkpoint: str | None = None
+    """Where the query's checkpoint is; None if it is not known."""
 
 
 def micro_batch_of_task() -> MicroBatch | None:
@@ -73,33 +75,59 @@ def is_connect(owner: DataFrame | SparkSession) -> bool:
     return type(owner).__module__.startswith("pyspark.sql.connect.")
 
 
-def micro_batch_of_driver(frame: DataFrame, batch_id: int, name: str, caller: str) -> MicroBatch:
+def micro_batch_of_driver(
+    frame: DataFrame, batch_id: int, caller: str, *, name: str, checkpoint: str | None
+) -> MicroBatch:
     """Return the micro-batch that `foreachBatch` is running; errors begin with `caller`.
 
-    Raises InvalidInputError outside foreachBatch, and under Spark Connect without a `name`.
+    Raises InvalidInputError outside foreachBatch, for a `checkpoint` that is not the query's, and
+    under Spark Connect without a `name` or a `checkpoint`.
     """
     if is_connect(frame):
-        if not name:
+        if not name and checkpoint is None:
             raise InvalidInputError(
-                f"{caller}: Spark Connect does not show which query runs; give it a name= that no "
-                "other query uses for the same target"
+                f"{caller}: Spark Connect does not show which query runs; give it the query's "
+                "checkpoint=, or a name= that no other query uses for the same target"
             )
-        return MicroBatch(name, batch_id, _PROCESS)
+        query_id = None if checkpoint is None else _planned_by(checkpoint, batch_id, caller)
+        return MicroBatch(name or str(query_id), batch_id, _PROCESS, checkpoint)
     found = _read(frame.sparkSession.sparkContext.getLocalProperty)
     if found is None:
         raise InvalidInputError(
             f"{caller} works inside foreachBatch only, which has a query and a micro-batch "
             "id; outside use df.write with txnAppId and txnVersion"
         )
-    # A user may have changed the property, by setJobGroup inside foreachBatch.
-    return replace(found, run_id=str(_execution(frame, found).runId().toString()))
+    if checkpoint is not None:
+        query_id = _planned_by(checkpoint, batch_id, caller)
+        if query_id != found.query_id:
+            raise InvalidInputError(
+                f"{caller}: {checkpoint} is another query's checkpoint (expected query "
+                f"{found.query_id}, found {query_id}). Give checkpoint= the running query's "
+                "checkpointLocation, or leave it out."
+            )
+    execution = _execution(frame, found)
+    return replace(
+        found,
+        # A user may have changed the property, by setJobGroup inside foreachBatch.
+        run_id=str(execution.runId().toString()),
+        checkpoint=str(execution.resolvedCheckpointRoot()),
+    )
 
 
-def checkpoint_of_driver(frame: DataFrame, running: MicroBatch) -> str | None:
-    """Return where the running query's checkpoint is; None under Spark Connect, which hides it."""
-    if is_connect(frame):
-        return None
-    return str(_execution(frame, running).resolvedCheckpointRoot())
+def _planned_by(checkpoint: str, batch_id: int, caller: str) -> str:
+    """Return the id of the query whose checkpoint this is; it must have planned the micro-batch."""
+    query_id, directory = checkpoint_query_id(checkpoint), checkpoint_directory(checkpoint)
+    if (
+        query_id is None
+        or directory is None
+        or not (directory / "offsets" / str(batch_id)).exists()
+    ):
+        raise InvalidInputError(
+            f"{caller}: {checkpoint} is not the running query's checkpoint (expected a local "
+            f"directory with Spark's metadata and offsets/{batch_id}). Give checkpoint= the "
+            "checkpointLocation, or leave it out."
+        )
+    return query_id
 
 
 def end_offsets_of_driver(
@@ -108,12 +136,15 @@ def end_offsets_of_driver(
     """Return the end of the micro-batch: {topic: {partition: next offset}}.
 
     The query's offset log has it, so markers, compacted tails and micro-batches without rows count
-    too. Sources whose offsets are not those of a Kafka log are left out. Under Spark Connect the
-    end is behind the last row of each partition; one without rows is where earlier micro-batches
-    have `reached`.
-    Raises InvalidInputError if `running` does not run in this Spark session.
+    too. Sources whose offsets are not those of a Kafka log are left out. Under Spark Connect it is
+    read only if the checkpoint is known. Otherwise the end is behind the last row of each
+    partition; one without rows is where earlier micro-batches have `reached`.
+    Raises InvalidInputError if `running` does not run in this Spark session, and StorageError.
     """
     if is_connect(frame):
+        directory = checkpoint_directory(running.checkpoint)
+        if directory is not None:
+            return end_offsets_of_checkpoint(directory, running.batch_id)
         return _behind_the_rows(frame, reached())
     entry = _execution(frame, running).offsetLog().get(running.batch_id)
     if entry.isEmpty():

@@ -147,7 +147,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
     """The last of its partitions is refused, when others have been closed and opened again."""
     log = kafkalog.open(tmp_path / "log")
     log.create_topic("t", 10)
-    monkeypatch.setattr("kafkalog.storage_engine.writing.transaction.descriptor_limit", lambda: 12)
+    monkeypatch.setattr("kafkalog.storage_engine.fs.files.descriptor_limit", lambda: 12)
 
     def rows(value: bytes) -> pa.Table:
         numbers = pa.array(range(10), pa.int32())

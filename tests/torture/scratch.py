@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import sys
@@ -36,9 +37,10 @@ def scratch(name: str) -> Iterator[Path]:
     Who is told so while he removes it, for another reason, ends when it is gone.
     """
     with ending():
-        prefix = f"kafkalog-{name}-{os.getpid()}-"
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=memory_disk()))
-        try:
+        parent = memory_disk() or Path(tempfile.gettempdir())
+        directory = parent / f"kafkalog-{name}-{os.getpid()}-{secrets.token_hex(4)}"
+        try:  # before it exists: the end may be told as soon as it does
+            directory.mkdir()
             yield directory
         finally:
             late: list[int] = []

@@ -124,9 +124,9 @@ def test_a_small_file_whose_reading_fails_with_an_error_of_no_type_is_found(
 ) -> None:
     real = checkpoints._read
 
-    def unkind(path: Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+    def unkind(path: Path) -> Iterator[tuple[int, list[Any]]]:
         try:
-            return iter([*real(path, names)])
+            return iter([*real(path)])
         except OSError:
             raise KeyError(path.name) from None
 

@@ -162,7 +162,7 @@ def _at(
     snapshot: PartitionSnapshot, offsets: Int64s, schema: pa.Schema, passes: _Passes
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records at these offsets (n, ascending), except tombstones."""
-    from kafkalog.storage_engine.records.arrow_batches import arrow_batches
+    from kafkalog.storage_engine.records.columns import arrow_batches
 
     if not len(offsets):
         return

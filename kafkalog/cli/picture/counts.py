@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -36,12 +35,10 @@ class Counts:
     """The last counts of a log's partitions; many threads may read them, one counts."""
 
     _counted: dict[tuple[str, int], _Counted] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, topic: str, partition: int) -> dict[int, SegmentCensus]:
         """Return the last count, by base offset; {} before the first."""
-        with self._lock:
-            known = self._counted.get((topic, partition))
+        known = self._counted.get((topic, partition))
         return {} if known is None else known.segments
 
     def count(
@@ -61,16 +58,14 @@ class Counts:
             if topic in (None, name) and TopicConfig.parse(known.config).is_compacted
             for number, _ in known.present()
         ]
-        with self._lock:
-            for gone in self._counted.keys() - set(places) if topic is None else ():
-                del self._counted[gone]
+        for gone in self._counted.keys() - set(places) if topic is None else ():
+            del self._counted[gone]
         for place in places:
             check_abort()
             try:
                 self._count(log, place, check_abort)
             except (OSError, KafkaLogError):
-                with self._lock:
-                    self._counted.pop(place, None)
+                self._counted.pop(place, None)
 
     def _count(self, log: Engine, place: tuple[str, int], check_abort: Callable[[], None]) -> None:
         known = self._counted.get(place)
@@ -84,8 +79,7 @@ class Counts:
             segments = count_partition(snapshot, check_abort)
         now = time.monotonic()
         due = now + _REST * (now - started)
-        with self._lock:
-            self._counted[place] = _Counted(identity, segments, due)
+        self._counted[place] = _Counted(identity, segments, due)
 
 
 def count_partition(

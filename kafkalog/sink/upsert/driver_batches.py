@@ -61,7 +61,8 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
 
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
     schema = frame.limit(0).toArrow().schema
-    # Spark's Dataset has this method for its own use; each item is one batch without its schema.
+    # Spark's Dataset has this method for its own use (tried: 4.2 and 4.3). Each item is one batch
+    # without its schema.
     batches = frame._jdf.toArrowBatchRdd().toJavaRDD()
     messages: RDD[Any] = RDD(batches, context, NoOpSerializer())
 

@@ -39,14 +39,23 @@ def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
     return latest_rows(with_keys(df), ("topic", "partition", "offset", "timestamp"), parts)
 
 
-def latest_rows(rows: DataFrame, record: Sequence[str], parts: int | None = None) -> DataFrame:
-    """Return the latest row per `key`; `record`: topic, partition, offset, timestamp columns."""
+def latest_rows(
+    rows: DataFrame,
+    record: Sequence[str],
+    parts: int | None = None,
+    keys: Sequence[str] = ("key",),
+) -> DataFrame:
+    """Return the latest row per key, which the columns `keys` make.
+
+    `record`: the columns of topic, partition, offset and timestamp.
+    """
     from pyspark.sql import functions as F
 
     topic, partition, offset, timestamp = record
     row = F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in rows.columns])
     # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
-    spread = rows.repartition("key") if parts is None else rows.repartition(parts, "key")
-    by_partition = spread.groupBy("key", topic, partition).agg(F.max_by(row, offset).alias("row"))
+    key = ["`" + name.replace("`", "``") + "`" for name in keys]
+    spread = rows.repartition(*key) if parts is None else rows.repartition(parts, *key)
+    by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, offset).alias("row"))
     age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
-    return by_partition.groupBy("key").agg(F.max_by("row", age).alias("row")).select("row.*")
+    return by_partition.groupBy(*key).agg(F.max_by("row", age).alias("row")).select("row.*")

@@ -19,6 +19,9 @@ class Position:
     """{topic: {partition: next offset}}; {} when the query reads no Kafka log."""
     time_ms: int
     """When it was applied."""
+    bad_records: int = 0
+    """Records that the query has left out so far; see `BadRecords`. A micro-batch that Spark plans
+    again counts again."""
 
     def end_offsets_json(self) -> str:
         """Return the end offsets as JSON, topics and partitions in order."""

@@ -6,6 +6,8 @@ Targets find the newer of two rows by it, and name the record that does not fit.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DELETED",
+    "REASON",
     "RECORD",
     "RowShape",
     "UpsertRows",
@@ -35,6 +38,8 @@ RECORD = {
     "kl_timestamp": ("timestamp", "timestamp"),
 }
 """The columns that name a row's record: (the source's column, its type)."""
+REASON = "kl_reason"
+"""The column that says why a record makes no row; null for one that does."""
 _RAW = ("key", "value", "topic", "partition", "offset")
 _CORRUPT = "kl_corrupt"
 
@@ -47,8 +52,10 @@ class UpsertRows:
     """`kl_deleted` (boolean, never null), `kl_topic`, `kl_partition`, `kl_offset`, `kl_timestamp`
     (null where a `select` function drops them), then the table's columns."""
     names: list[str]
-    """The table's columns, one of them `key`."""
+    """The table's columns, the keys among them."""
     types: list[DataType]
+    keys: list[str]
+    """The columns of the table's key."""
 
 
 class RowShape:
@@ -56,19 +63,25 @@ class RowShape:
 
     - By default the columns are `key` and `value` (binary), `topic`, `partition`, `offset`.
     - `schema` ("count int, name string", or a StructType): values are JSON documents of these
-      fields; the columns are `key` and the fields. Another value, or a field of another type, fails
-      the micro-batch, and the error names the record. A missing field is null. Spark's `from_json`
+      fields; the columns are `key` and the fields. A missing field is null. Spark's `from_json`
       ignores text behind the document.
     - `select` as a list of SQL expressions or Columns is evaluated for each record.
     - `select` as a function from DataFrame to DataFrame gets the latest record of each key.
 
-    `select` must return a column `key` without nulls. The rows of a list are reduced to the latest
-    per returned key. A function gets records reduced by the record's key, so its keys must be
-    one-to-one with those. A row is a deletion if its boolean column `deleted` (any letter case) is
-    true; that column is not stored. Without it, a row is a deletion if `value` is null: the
-    record's value, or with a function the value in its result.
+    `key` names the columns of the table's key. With `schema` and other columns than `key`, the
+    records' keys are JSON documents of those fields, and the values of the others.
 
-    `key_type` "string" reads the key as UTF-8 text; it goes without `select`.
+    `select` must return the columns of the key, without nulls. The rows of a list are reduced to
+    the latest per returned key. A function gets records reduced by the record's key, so its keys
+    must be one-to-one with those. A row is a deletion if its boolean column `deleted` (any letter
+    case) is true; that column is not stored. Without it, a row is a deletion if `value` is null:
+    the record's value, or with a function the value in its result.
+
+    `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
+
+    A record is bad if its value, or its key, is not a document of the fields, and if `select` makes
+    a null key. It fails the micro-batch, and the error names the record. With `leaves_out_bad` it
+    makes no row, and an earlier record of its key counts as the latest.
     """
 
     def __init__(
@@ -77,7 +90,10 @@ class RowShape:
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
         key_type: str = "binary",
+        key: str | Sequence[str] = "key",
+        leaves_out_bad: bool = False,
     ) -> None:
+        self.keys = [key] if isinstance(key, str) else list(key)
         if select is not None and schema is not None:
             raise InvalidInputError("an upsert takes select or schema, not both")
         if isinstance(select, str):
@@ -86,9 +102,26 @@ class RowShape:
             raise InvalidInputError(f'key_type is "binary" or "string", not {key_type!r}')
         if select is not None and key_type != "binary":
             raise InvalidInputError("key_type goes without select, which makes the key itself")
+        if not self.keys or len({name.lower() for name in self.keys}) < len(self.keys):
+            raise InvalidInputError(f"key names one or more different columns, not {self.keys}")
+        if not self._has_own_key and select is None and (schema is None or key_type != "binary"):
+            raise InvalidInputError(
+                f"key={self.keys} needs select, or schema without key_type, to make these columns"
+            )
+        if leaves_out_bad and callable(select):
+            raise InvalidInputError(
+                'a select function leaves out bad records itself (expected on_bad_record="fail"). '
+                "Filter them in the function, or give select as a list."
+            )
         self._select = select
         self._schema = schema
         self._key = "key" if key_type == "binary" else "cast(key as string) as key"
+        self._leaves_out_bad = leaves_out_bad
+
+    @property
+    def _has_own_key(self) -> bool:
+        """Whether the table's key is a column `key`, which without `select` is the record's."""
+        return self.keys == ["key"]
 
     @property
     def is_row_by_row(self) -> bool:
@@ -102,29 +135,99 @@ class RowShape:
         own number). Without it the target must do so, which a `select` function does not allow.
         Raises InvalidInputError if columns are missing.
         """
+        from pyspark.sql import functions as F
+
         if callable(self._select):
             if not latest:
                 raise InvalidInputError(
                     "rows that are not the latest of their key, and a select function"
                 )
             shaped = self._select(latest_per_key(df, parts))
-            return _rows(shaped, _deletion(shaped), _record_of(shaped), list(shaped.columns))
-        # A list may make other keys than the records have, so it is evaluated before the reduction.
-        is_before = latest and self._select is None
-        records = latest_per_key(df, parts) if is_before else with_keys(df)
-        if self._schema is not None:
-            shaped = _parsed(records, self._schema, self._key)
-        else:
-            wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
-            shaped = records.select(*_of_record(), *map(_expression, wanted))
-        names = list(shaped.columns)[len(RECORD) + 1 :]
-        _check_names(names)
+            return self._checked(
+                shaped, _deletion(shaped), _record_of(shaped), self._null_key(shaped.columns)
+            )
+        # Other keys than the records' are made, and bad records left out, before the reduction.
+        is_before = (
+            latest and self._select is None and self._has_own_key and not self._leaves_out_bad
+        )
+        marked = self._marked(latest_per_key(df, parts) if is_before else with_keys(df))
+        names = list(marked.columns)[len(RECORD) + 2 :]
+        if self._leaves_out_bad:
+            marked = marked.where(F.col(REASON).isNull())
         has_own = self._select is not None and deletion_column(names) is not None
-        deleted = _deletion(shaped) if has_own else DELETED
-        rows = _rows(shaped, deleted, list(RECORD), names)
+        rows = self._checked(
+            marked.select(DELETED, *RECORD, REASON, *map(column_of, names)),
+            _deletion(marked.select(*map(column_of, names))) if has_own else DELETED,
+            list(RECORD),
+            F.col(REASON),
+            names,
+        )
         if not latest or is_before:
             return rows
-        return replace(rows, frame=latest_rows(rows.frame, list(RECORD), parts))
+        return replace(rows, frame=latest_rows(rows.frame, list(RECORD), parts, self.keys))
+
+    def bad_records(self, df: DataFrame) -> DataFrame:
+        """Return the bad records of a micro-batch, with the columns of `df` and `kl_reason`."""
+        from pyspark.sql import functions as F
+
+        marked = self._marked(with_keys(df), F.struct("*").alias("kl_record"))
+        return marked.where(F.col(REASON).isNotNull()).select("kl_record.*", REASON)
+
+    def _marked(self, records: DataFrame, *more: Column) -> DataFrame:
+        """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
+        if self._schema is not None:
+            key = self._key if self._has_own_key else None
+            return _parsed(records, _struct(self._schema), self.keys, key, more)
+        wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
+        assert not callable(wanted), "a function's rows do not say which records they are from"
+        first = [*_of_record(), *more]
+        shaped = records.select(*first, *map(_expression, wanted))
+        names = list(shaped.columns)[len(first) :]
+        _check_names(names)
+        head = list(shaped.columns)[: len(first)]
+        return shaped.select(
+            *head, self._null_key(names).alias(REASON), *[column_of(name) for name in names]
+        )
+
+    def _null_key(self, names: Sequence[str]) -> Column:
+        """Return why a row of these columns has no key; null if it has one."""
+        from pyspark.sql import functions as F
+
+        missing = [name for name in self.keys if name not in names]
+        if missing:
+            raise InvalidInputError(
+                f"select gives no column '{missing[0]}'; its columns are: "
+                f"{', '.join(names) or 'none'}"
+            )
+        is_null = [column_of(name).isNull() for name in self.keys]
+        return F.when(functools.reduce(operator.or_, is_null), "select makes the key null")
+
+    def _checked(
+        self,
+        shaped: DataFrame,
+        deleted: Column | str,
+        record: Sequence[Column | str],
+        reason: Column,
+        given: Sequence[str] | None = None,
+    ) -> UpsertRows:
+        """Return rows; one with a `reason` fails the micro-batch."""
+        from pyspark.sql import functions as F
+
+        given = list(shaped.columns) if given is None else given
+        _check_names(given)
+        dropped = None if isinstance(deleted, str) else deletion_column(given)
+        names = [name for name in given if name != dropped]
+        marked = shaped.select(
+            deleted, *record, reason.alias(REASON), *[column_of(name) for name in names]
+        )
+        fault = record_fault(F.col(REASON))
+        first = self.keys[0]
+        checked = F.when(F.col(REASON).isNotNull(), fault).otherwise(column_of(first)).alias(first)
+        frame = marked.select(
+            DELETED, *RECORD, *[checked if name == first else column_of(name) for name in names]
+        )
+        types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
+        return UpsertRows(frame, names, types, self.keys)
 
 
 def _expression(given: str | Column) -> Column:
@@ -178,38 +281,101 @@ def _deletion(shaped: DataFrame) -> Column:
     return F.col("value").isNull().alias(DELETED)
 
 
-def _parsed(records: DataFrame, schema: StructType | str, key: str) -> DataFrame:
+def _parsed(
+    records: DataFrame,
+    fields: StructType,
+    keys: Sequence[str],
+    key: str | None,
+    more: Sequence[Column],
+) -> DataFrame:
+    """Return the fields of JSON documents, and `key` by its expression.
+
+    With `key` None the fields `keys` come from the records' keys, and the others from the values.
+    """
     from pyspark.sql import functions as F
+
+    if missing := [name for name in keys if key is None and name not in fields.names]:
+        raise InvalidInputError(
+            f"key names the column {missing[0]} (expected a field of schema, found "
+            f"{', '.join(fields.names)}). Add it to schema."
+        )
+    _check_names(["key", *fields.names] if key is not None else fields.names)
+    value = _Document("value", fields if key is not None else _without(fields, keys))
+    documents = [value]
+    is_bad = ~F.col(DELETED) & value.is_wrong()
+    reason = F.when(is_bad, value.fault())
+    if key is None:
+        of_key = _Document("key", _only(fields, keys))
+        documents.append(of_key)
+        reason = F.when(of_key.is_wrong() | of_key.has_nulls(), of_key.fault()).otherwise(reason)
+    own = [] if key is None else [F.expr(key)]
+    first = [*_of_record(), *more]
+    # Each step is its own projection, so that Spark parses once, not once per field.
+    parsed = records.select(*first, *own, *[each for one in documents for each in one.parsed()])
+    return parsed.select(
+        *list(parsed.columns)[: len(first)],
+        reason.alias(REASON),
+        *(["key"] if own else []),
+        *[
+            (of_key if key is None and name in keys else value).field(name).alias(name)
+            for name in fields.names
+        ],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """The JSON document in the column `source` of a record."""
+
+    source: str
+    fields: StructType
+
+    def parsed(self) -> list[Column]:
+        """Return the document, and the beginning of its text for errors."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        text = F.col(self.source).cast("string")
+        whole = StructType(list(self.fields.fields)).add(_CORRUPT, "string")
+        document = F.from_json(text, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+        return [document.alias(self._name), F.substring(text, 1, 100).alias(f"{self._name}_text")]
+
+    def field(self, name: str) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.col(self._name)[name]
+
+    def is_wrong(self) -> Column:
+        from pyspark.sql import functions as F
+
+        return F.col(self._name).isNull() | self.field(_CORRUPT).isNotNull()
+
+    def has_nulls(self) -> Column:
+        return functools.reduce(
+            operator.or_, [self.field(name).isNull() for name in self.fields.names]
+        )
+
+    def fault(self) -> Column:
+        from pyspark.sql import functions as F
+
+        words = f"the {self.source} is not a JSON document of {self.fields.simpleString()}; found '"
+        return F.concat(F.lit(words), F.col(f"{self._name}_text"), F.lit("'"))
+
+    @property
+    def _name(self) -> str:
+        return f"kl_{self.source}"
+
+
+def _only(fields: StructType, names: Sequence[str]) -> StructType:
     from pyspark.sql.types import StructType
 
-    fields = _struct(schema)
-    _check_names(["key", *fields.names])
-    whole = StructType(list(fields.fields)).add(_CORRUPT, "string")
-    document = F.from_json(
-        F.col("value").cast("string"), whole, {"columnNameOfCorruptRecord": _CORRUPT}
-    )
-    fault = record_fault(
-        f"the value is not a JSON document of {fields.simpleString()}", F.col("kl_text")
-    )
-    # Each step is its own projection, so that Spark parses once, not once per field.
-    parsed = records.select(
-        *_of_record(),
-        F.expr(key),
-        F.substring(F.col("value").cast("string"), 1, 100).alias("kl_text"),
-        document.alias("kl_document"),
-    )
-    is_wrong = ~F.col(DELETED) & (
-        F.col("kl_document").isNull() | F.col(f"kl_document.{_CORRUPT}").isNotNull()
-    )
-    checked = parsed.select(
-        DELETED,
-        *RECORD,
-        "key",
-        F.when(is_wrong, fault.cast(whole)).otherwise(F.col("kl_document")).alias("kl_document"),
-    )
-    return checked.select(
-        DELETED, *RECORD, "key", *[F.col("kl_document")[name].alias(name) for name in fields.names]
-    )
+    return StructType([field for field in fields if field.name in names])
+
+
+def _without(fields: StructType, names: Sequence[str]) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in fields if field.name not in names])
 
 
 def _struct(schema: StructType | str) -> StructType:
@@ -221,15 +387,13 @@ def _struct(schema: StructType | str) -> StructType:
     return fields
 
 
-def record_fault(text: str, found: Column | None = None) -> Column:
+def record_fault(reason: Column | str) -> Column:
     """Return an expression that fails the micro-batch and names the record."""
     from pyspark.sql import functions as F
 
-    form = "%s-%s offset %s: " + text.replace("%", "%%")
     columns = [F.col(name) for name in list(RECORD)[:3]]
-    if found is not None:
-        form, columns = form + "; found '%s'", [*columns, found]
-    return F.raise_error(F.format_string(form, *columns))
+    found = F.lit(reason) if isinstance(reason, str) else reason
+    return F.raise_error(F.format_string("%s-%s offset %s: %s", *columns, found))
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -240,30 +404,6 @@ def _check_names(names: Sequence[str]) -> None:
         raise InvalidInputError(f"columns whose names begin with kl_ are taken: {', '.join(taken)}")
     if doubled:
         raise InvalidInputError(f"an upsert's columns need different names: {', '.join(doubled)}")
-
-
-def _rows(
-    shaped: DataFrame,
-    deleted: Column | str,
-    record: Sequence[Column | str],
-    given: Sequence[str],
-) -> UpsertRows:
-    from pyspark.sql import functions as F
-
-    _check_names(given)
-    dropped = None if isinstance(deleted, str) else deletion_column(given)
-    names = [name for name in given if name != dropped]
-    if "key" not in names:
-        raise InvalidInputError(
-            f"select gives no column 'key'; its columns are: {', '.join(given) or 'none'}"
-        )
-    marked = shaped.select(deleted, *record, *[column_of(name) for name in names])
-    checked = F.coalesce(F.col("key"), record_fault("select makes the key null")).alias("key")
-    frame = marked.select(
-        DELETED, *RECORD, *[checked if name == "key" else column_of(name) for name in names]
-    )
-    types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
-    return UpsertRows(frame, names, types)
 
 
 def column_of(name: str) -> Column:

@@ -19,25 +19,28 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, TypedDict
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch
+from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import (
     EndOffsets,
     MicroBatch,
     end_offsets_of_driver,
     micro_batch_of_driver,
 )
+from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.rows import RowShape
+from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Batch", "Upsert"]
+__all__ = ["Batch", "Upsert", "UpsertArguments"]
 
 _log = logging.getLogger("kafkalog.sink")
 _applied: dict[tuple[str, str], tuple[str, int]] = {}
@@ -58,15 +61,18 @@ class Batch:
     is_replacing: bool = False
     """Whether the micro-batch replaces all rows of the table and the positions of all other
     queries."""
+    bad_records: int = 0
+    """Records that the query has left out up to this micro-batch, before the target sees rows."""
 
-    def position(self) -> Position:
-        """Return the position that the target stores with the rows."""
-        return Position(self.batch_id, self.end_offsets, self.now_ms)
+    def position(self, *, refused: int = 0) -> Position:
+        """Return the position that the target stores with the rows.
+
+        `refused`: records that the target itself has left out.
+        """
+        return Position(self.batch_id, self.end_offsets, self.now_ms, self.bad_records + refused)
 
     def reaches_beyond(self, position: Position) -> bool:
         """Return whether an end offset is above the position's, or its partition is not in it."""
-        if not position.end_offsets:
-            return False
         return any(
             end > position.end_offsets.get(topic, {}).get(partition, -1)
             for topic, partitions in self.end_offsets.items()
@@ -90,15 +96,39 @@ class Batch:
         )
 
 
+class UpsertArguments(TypedDict, total=False):
+    """The arguments that all upserts share; see `Upsert`."""
+
+    select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None
+    schema: StructType | str | None
+    key: str | Sequence[str]
+    key_type: str
+    name: str
+    checkpoint: str | PathLike[str] | None
+    path: str | PathLike[str]
+    on_bad_record: str
+    on_new_column: str
+    reset_writer: bool
+    replace_first: bool
+
+
 class Upsert(ABC):
     """A `foreachBatch` callable that keeps `table` equal to the latest records of a stream.
 
     Args:
         select, schema: shape the rows, see `RowShape`.
+        key: the column or columns of the table's key, its primary key if the upsert creates it.
         key_type: "string" makes the column `key` text, if `select` does not make it.
         name: the query, as the table's positions name it, instead of the query's id. A name belongs
             to one checkpoint: a query with a new checkpoint needs a new name. A query under Spark
-            Connect needs a name, and may then move between Connect and a classic session.
+            Connect needs a name or `checkpoint`, and may then move to a classic session and back.
+        checkpoint: the query's `checkpointLocation`, a local directory. Spark Connect hides it. It
+            has the query's id and the exact end offsets, which otherwise come from the rows. A
+            classic session finds it by itself, and refuses another query's.
+        on_bad_record: "fail", "skip" or "deadletter:<topic>", see `BadRecords`.
+        path: the log of the dead-letter topic; a view gives its own.
+        on_new_column: "add" adds a column that the rows have and the table lacks. Old rows have
+            null there. "fail" refuses the micro-batch, and the error has the statement.
         reset_writer: accept a batch id below the last one, after you restored a checkpoint.
         replace_first: a query that the table does not know replaces all rows with its first
             micro-batch. The stream must start at the beginning of the log.
@@ -120,16 +150,32 @@ class Upsert(ABC):
         *,
         select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
         schema: StructType | str | None = None,
+        key: str | Sequence[str] = "key",
         key_type: str = "binary",
         name: str = "",
+        checkpoint: str | PathLike[str] | None = None,
+        path: str | PathLike[str] = "",
+        on_bad_record: str = "fail",
+        on_new_column: str = "fail",
         reset_writer: bool = False,
         replace_first: bool = False,
     ) -> None:
         if not table or "\0" in table:
             raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
         self.table = table
-        self.shape = RowShape(select=select, schema=schema, key_type=key_type)
+        if on_new_column not in {"fail", "add"}:
+            raise InvalidInputError(f'on_new_column is "fail" or "add", not {on_new_column!r}')
+        self.bad_records = BadRecords.parse(on_bad_record, fspath(path))
+        self.shape = RowShape(
+            select=select,
+            schema=schema,
+            key_type=key_type,
+            key=key,
+            leaves_out_bad=self.bad_records.are_left_out,
+        )
+        self.adds_columns = on_new_column == "add"
         self.name = name
+        self.checkpoint = None if checkpoint is None else fspath(checkpoint)
         self.reset_writer = reset_writer
         self.replace_first = replace_first
 
@@ -141,7 +187,9 @@ class Upsert(ABC):
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """Apply one micro-batch; `batch_id` is Spark's."""
-        running = micro_batch_of_driver(df, batch_id, self.name, type(self).__name__)
+        running = micro_batch_of_driver(
+            df, batch_id, type(self).__name__, name=self.name, checkpoint=self.checkpoint
+        )
         query_id = self.name or running.query_id
         end_offsets = end_offsets_of_driver(df, running, lambda: self._reached(query_id))
         self.take(df, batch_id, replace(running, query_id=query_id), end_offsets)
@@ -164,10 +212,19 @@ class Upsert(ABC):
             end_offsets=end_offsets,
             now_ms=clock.now_ms(),
             is_replacing=self.replace_first and position is None and batch_id == 0,
+            bad_records=0 if position is None else position.bad_records,
         )
         if self.is_due(batch, position):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
+            if self.bad_records.are_left_out:
+                # The log would drop the dead letters of another plan.
+                sync_plan(running.checkpoint, batch_id)
+                found = self.shape.bad_records(df)
+                count = self.bad_records.leave_out(
+                    found, f"{batch.query_id}/{self.where}", batch_id
+                )
+                batch = replace(batch, bad_records=batch.bad_records + count)
             self._apply(df, batch, position)
         _applied[place] = turn
 
@@ -201,6 +258,43 @@ class Upsert(ABC):
         `is_replacing` and there is still no position. A table that it creates keeps no position of
         any query.
         """
+
+    @abstractmethod
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks.
+
+        The list is empty if the table is missing. Raises InvalidInputError if a column of the key
+        is missing.
+        """
+
+    def check_columns(self, records: DataFrame) -> None:
+        """Check, before a query starts, whether the table has the columns of its rows.
+
+        `records` has the columns of the stream; its rows do not matter. Raises InvalidInputError if
+        a column is missing and the upsert does not add it.
+        """
+        # A stream allows no reduction of this kind, so a frame of the same columns stands in.
+        empty = records.sparkSession.createDataFrame([], records.schema)
+        rows = self.shape.rows(empty, latest=not self.shape.is_row_by_row)
+        missing = self.additions(records.sparkSession, rows)
+        if not missing:
+            return
+        if not self.adds_columns:
+            raise self.lacks_columns(missing)
+        _log.warning("%s: old rows are null in new columns: %s", self.where, "; ".join(missing))
+
+    def lacks_columns(self, additions: Sequence[str]) -> InvalidInputError:
+        """Return the error for columns that the rows have and the table lacks."""
+        return InvalidInputError(
+            f"{self.where}: it lacks columns of the rows. Run {'; '.join(additions)}. Or give the "
+            'upsert on_new_column="add".'
+        )
+
+    def leave_out_refused(self, df: DataFrame, batch: Batch, refused: Sequence[Refusal]) -> None:
+        """Leave out records that the target refuses; it calls this before it commits."""
+        found = self.bad_records.refused(df, refused)
+        writer = f"{batch.query_id}/{self.where}/refused"
+        self.bad_records.leave_out(found, writer, batch.batch_id)
 
     def is_due(self, batch: Batch, position: Position | None) -> bool:
         """Return whether the micro-batch must be applied to a table at `position`.

@@ -113,16 +113,18 @@ class KTableView:
         self._held = ExitStack()
         self._mutex = threading.RLock()
         taken = sorted(key for key in self.options if key.lower() in _OURS)
-        if target.name:
+        if target.name or target.checkpoint is not None:
             raise InvalidInputError(
-                f"{target.where}: a view knows its query by the checkpoint (expected an upsert "
-                f"without a name, found {target.name!r}). Leave name= out."
+                f"{target.where}: a view knows its query by its own checkpoint (expected an upsert "
+                f"without name= and checkpoint=, found {target.name or target.checkpoint!r}). "
+                "Leave them out."
             )
         if taken:
             raise InvalidInputError(
                 f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
                 "itself; leave them out"
             )
+        target.bad_records = target.bad_records.beside(self.path, topic)
         self._topic_state()
 
     def start(self, *, rebuild: bool = False) -> StreamingQuery:
@@ -131,7 +133,9 @@ class KTableView:
         The table is rebuilt from the beginning of the log, with a WARNING, if it was lost, emptied
         or restored from a backup. A log that was created again, or has moved past the table, has
         the same effect. Single rows that somebody changed are not noticed. A table with rows that
-        no view kept from this checkpoint is refused; `rebuild` allows their replacement.
+        no view kept from this checkpoint is refused; `rebuild` allows their replacement. A table
+        that lacks columns of the rows is refused, or gets them if the upsert has
+        on_new_column="add". Then old rows hold null, until `rebuild` fills them.
 
         Raises InvalidInputError, and StorageError if this view runs here or in another process.
         """
@@ -143,7 +147,10 @@ class KTableView:
             self._end_query()
             self._lock()
             try:
-                self._query = self._start(self._spark, self._generation(rebuild))
+                changes = self._changes(self._spark)
+                if not rebuild or not self.target.adds_columns:
+                    self.target.check_columns(changes)
+                self._query = self._start(changes, self._generation(rebuild))
             except BaseException:
                 self._release()
                 raise
@@ -176,6 +183,7 @@ class KTableView:
             query_id,
             None if position is None else position.batch_id,
             None if position is None else position.time_ms,
+            0 if position is None else position.bad_records,
             {
                 number: PartitionProgress(
                     applied.get(str(number), 0), state.log_start_offset, self._end(state)
@@ -312,14 +320,17 @@ class KTableView:
                 )
         return self._generations.add(self.topic, topic.topic_id, was_emptied=was_emptied)
 
-    def _start(self, spark: SparkSession, number: int) -> StreamingQuery:
+    def _changes(self, spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.format("kafkalog").options(**self.options)
+        reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
+        return reader.load()
+
+    def _start(self, changes: DataFrame, number: int) -> StreamingQuery:
         self.target.replace_first = True
         self.target.refuses_gaps = True
 
         apply = _Apply(self.target, self._generations, number, run_id=str(uuid4()))
-        reader = spark.readStream.format("kafkalog").options(**self.options)
-        reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
-        writer = reader.load().writeStream.foreachBatch(apply)
+        writer = changes.writeStream.foreachBatch(apply)
         writer = writer.option("checkpointLocation", f"file://{self._generations.path(number)}")
         if self.name is not None:
             writer = writer.queryName(self.name)
@@ -344,8 +355,9 @@ class _Apply:
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         query_id = self.generations.query_id(self.number)
         assert query_id is not None, "Spark names a query before its first micro-batch"
-        ends = end_offsets_of_checkpoint(self.generations.path(self.number), batch_id)
-        self.target.take(df, batch_id, MicroBatch(query_id, batch_id, self.run_id), ends)
+        checkpoint = self.generations.path(self.number)
+        running = MicroBatch(query_id, batch_id, self.run_id, str(checkpoint))
+        self.target.take(df, batch_id, running, end_offsets_of_checkpoint(checkpoint, batch_id))
         self.generations.remove_before(self.number)
 
 

@@ -34,6 +34,8 @@ class ViewProgress:
     """The last micro-batch in the table; None if this generation has none in it."""
     time_ms: int | None
     """When it was applied."""
+    bad_records: int
+    """Records that this generation has left out; see `on_bad_record` of the upsert."""
     partitions: Mapping[int, PartitionProgress]
 
     @property

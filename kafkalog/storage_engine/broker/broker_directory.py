@@ -29,7 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, overload
 
-from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import CorruptLogError, KafkaLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
@@ -334,8 +334,8 @@ def _offsets(root: Path, name: str) -> dict[_Key, int]:
     """
     try:
         return checkpoints.read_offset_checkpoint(root / name)
-    except StorageError as fault:
-        _logger.warning("%s; it is taken for empty", fault)
+    except CorruptLogError as fault:
+        _logger.warning("%s; it is taken for empty", fault.damage)
         return {}
     except OSError as fault:
         raise _unreadable(root / name, fault) from fault

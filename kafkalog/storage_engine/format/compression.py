@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from kafkalog.storage_engine.format import layout
@@ -72,6 +73,16 @@ def decompress(
     if codec == layout.CODEC_LZ4 and not is_lz4_header_checked:
         data = _with_lz4_header_checksum(data)
     return reader(data, limit)
+
+
+def decompressor(codec: int, *, limit: int) -> Callable[[Buffer], bytes | memoryview]:
+    """Return a function that decompresses one stream after the other, as `decompress` does.
+
+    It keeps the library's context of lz4 from call to call. After an error, do not call it again.
+    """
+    if codec == layout.CODEC_LZ4:
+        return _lz4_decompressor(limit)
+    return partial(decompress, codec, limit=limit)
 
 
 def _too_large(limit: int) -> ValueError:
@@ -189,34 +200,42 @@ def _lz4_compress(data: Buffer, level: int | None) -> bytes:
 
 
 def _lz4_decompress(data: Buffer, limit: int) -> bytes:
-    import lz4.frame
+    return _lz4_decompressor(limit)(data)
 
-    context = lz4.frame.create_decompression_context()
-    parts: list[bytes] = []
-    rest: Buffer = data
-    left = limit + 1  # one byte past the limit tells "exactly the limit" from "more"
-    # The library allocates the room that it gets, so the room grows with what the frames hold.
-    room = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(data))
-    while True:
-        try:
-            part, used, is_ended = lz4.frame.decompress_chunk(
-                context, rest, max_length=room if room < left else left
-            )
-        except RuntimeError as error:
-            raise ValueError(f"expected an lz4 frame, found {error}") from error
-        left -= len(part)
-        if left <= 0:
-            raise _too_large(limit)
-        if is_ended and used == len(rest) and not parts:  # nearly always
-            return part  # type: ignore[no-any-return]  # lz4 has no types: this is bytes
-        if not is_ended and not used and not part:
-            raise ValueError("expected the end of an lz4 frame, found the end of the data")
-        parts.append(part)
-        rest = memoryview(rest)[used:]
-        if not is_ended:
-            room *= 2
-        elif rest[: len(layout.LZ4_MAGIC)] != layout.LZ4_MAGIC:
-            return b"".join(parts)
+
+def _lz4_decompressor(limit: int) -> Callable[[Buffer], bytes]:
+    from lz4.frame import create_decompression_context, decompress_chunk
+
+    context = create_decompression_context()
+
+    def decompress(data: Buffer) -> bytes:
+        parts: list[bytes] = []
+        rest: Buffer = data
+        left = limit + 1  # one byte past the limit tells "exactly the limit" from "more"
+        # The library allocates the room that it gets, so the room grows with what the frames hold.
+        room = max(READ_SIZE_MIN, LZ4_LIKELY_RATIO * len(data))
+        while True:
+            try:
+                part, used, is_ended = decompress_chunk(
+                    context, rest, max_length=room if room < left else left
+                )
+            except RuntimeError as error:
+                raise ValueError(f"expected an lz4 frame, found {error}") from error
+            left -= len(part)
+            if left <= 0:
+                raise _too_large(limit)
+            if is_ended and used == len(rest) and not parts:  # nearly always
+                return part  # type: ignore[no-any-return]  # lz4 has no types: this is bytes
+            if not is_ended and not used and not part:
+                raise ValueError("expected the end of an lz4 frame, found the end of the data")
+            parts.append(part)
+            rest = memoryview(rest)[used:]
+            if not is_ended:
+                room *= 2
+            elif rest[: len(layout.LZ4_MAGIC)] != layout.LZ4_MAGIC:
+                return b"".join(parts)
+
+    return decompress
 
 
 def _with_lz4_header_checksum(data: Buffer) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import BinaryIO, Final, TypeAlias
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system
-from kafkalog.storage_engine.fs.descriptor_limit import raise_descriptor_limit
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -146,6 +146,28 @@ def _open(path: str | Path, flags: int) -> int:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
     return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+
+
+def descriptor_limit() -> float:
+    """Return how many files this process may have open as it is."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return float("inf") if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_descriptor_limit() -> bool:
+    """Raise the soft limit of open files to the hard one; tells whether there are more now.
+
+    It is the whole process's, and its child processes inherit it. This is the last resort, for a
+    caller that needs files at once and can close none of ours.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):  # a system whose hard limit is unlimited only in name
+        return False
+    return True
 
 
 def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os.DirEntry[str]]]:

@@ -9,18 +9,22 @@ PropertiesUtils.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, Final
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
 
 _VERSION = 0
-_HEADER_LINES = 2
+OFFSET_FIELDS: Final = ("topic", "partition", "offset")
+EPOCH_FIELDS: Final = ("epoch", "start offset")
+"""The fields of an entry in a checkpoint of the root, and in that of a partition."""
 CLEAN_SHUTDOWN_CONTENT = b'{"version":0,"brokerEpoch":-1}'
 """The content of `.kafka_cleanshutdown`. Kafka: CleanShutdownFileHandler."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
@@ -36,61 +40,65 @@ def read_offset_checkpoint(path: Path) -> dict[tuple[str, int], int]:
     """Return the offsets in a checkpoint of the root, by (topic, partition).
 
     A missing or empty file has none; the last line for a partition counts, as in Kafka. Raises
-    StorageError if the file is malformed or has a log start above `layout.LOG_START_MAX`; OSError.
+    CorruptLogError if the file is malformed or has a log start above `layout.LOG_START_MAX`;
+    OSError.
     """
     is_log_start = path.name == layout.LOG_START_CHECKPOINT
     limit = layout.LOG_START_MAX if is_log_start else layout.INT64_MAX
     offsets: dict[tuple[str, int], int] = {}
-    for number, (topic, partition, offset) in _read(path, ("topic", "partition", "offset")):
-        try:
-            found = offsets[topic, _number(partition)] = _number(offset)
-        except ValueError:
-            raise _malformed(path, number, "topic, partition and offset") from None
-        if found > limit:
-            raise _malformed(path, number, f"an offset up to {limit}, found {found}")
+    with contextlib.suppress(FileNotFoundError):
+        for position, (topic, partition, offset) in _read(path):
+            offsets[topic, partition] = offset
+            if offset > limit:
+                raise _malformed(path, position, f"an offset up to {limit}", offset)
     return offsets
 
 
-def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line number, tokens) of a checkpoint file's entries."""
-    try:
-        data = files.read_file(path)
-    except FileNotFoundError:
+def _read(path: Path) -> Iterator[tuple[int, list[Any]]]:
+    yield from checkpoint_entries(path, files.read_file(path), OFFSET_FIELDS)
+
+
+def checkpoint_entries(
+    path: Path, data: bytes, fields: tuple[str, ...]
+) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the position and the fields of each entry in the `data` of a checkpoint file.
+
+    All fields but a topic are whole numbers. Raises CorruptLogError for a file that Kafka would
+    refuse.
+    """
+    if not data:
         return
-    yield from _parsed(path, data, names)
+    version, *lines = data.splitlines(keepends=True)
+    if version.strip() != str(_VERSION).encode():
+        raise _malformed(path, 0, f"version {_VERSION}", version)
+    position = len(version)
+    announced = lines[0] if lines else b""
+    if announced.strip() != str(len(lines) - 1).encode():
+        raise _malformed(path, position, f"{max(len(lines) - 1, 0)} entries", announced)
+    position += len(announced)
+    for line in lines[1:]:
+        tokens = line.decode(errors="replace").split()
+        try:
+            yield position, [_field(*pair) for pair in zip(fields, tokens, strict=True)]
+        except ValueError:
+            raise _malformed(path, position, " and ".join(fields), line) from None
+        position += len(line)
 
 
-def _parsed(path: Path, data: bytes, names: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    lines = data.decode(errors="replace").splitlines()
-    if not lines:
-        return
-    if lines[0].strip() != str(_VERSION):
-        raise _malformed(path, 1, f"version {_VERSION}")
-    try:
-        count = int(lines[1])
-    except (IndexError, ValueError):
-        raise _malformed(path, 2, "the number of entries") from None
-    entries = [line.split() for line in lines[_HEADER_LINES:]]
-    if count != len(entries):
-        raise _malformed(path, 2, f"{len(entries)} entries, as many as follow")
-    for number, tokens in enumerate(entries, _HEADER_LINES + 1):
-        if len(tokens) != len(names):
-            raise _malformed(path, number, " and ".join(names))
-        yield number, tokens
-
-
-def _number(text: str) -> int:
-    """Parse a 64-bit number; raises ValueError for others and for Python's extra notations."""
+def _field(name: str, text: str) -> Any:
+    """Return a topic, or a 64-bit number; raises ValueError for Python's extra notations."""
+    if name == "topic":
+        return text
     number = int(text) if _NUMBER.fullmatch(text) else layout.INT64_MAX + 1
     if abs(number) > layout.INT64_MAX:
         raise ValueError(text)
     return number
 
 
-def _malformed(path: Path, number: int, expected: str) -> StorageError:
-    return StorageError(
-        f"{path}: line {number} of the checkpoint is malformed, expected {expected}; "
-        "restore the file from a copy, or remove it"
+def _malformed(path: Path, position: int, expected: str, found: object) -> CorruptLogError:
+    shown = repr(found[:60].decode(errors="replace")) if isinstance(found, bytes) else found
+    return CorruptLogError(
+        path, position, expected, shown, advice="restore it from a copy, or remove it"
     )
 
 
@@ -145,7 +153,7 @@ def _readable(path: Path) -> dict[tuple[str, int], int]:
     """Read an offset checkpoint; a malformed one, which is about to be replaced, has no entries."""
     try:
         return read_offset_checkpoint(path)
-    except StorageError:
+    except CorruptLogError:
         return {}
 
 
@@ -157,7 +165,7 @@ def write_leader_epochs(directory: Path, epochs: Iterable[tuple[int, int]]) -> N
 def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
     """Read a partition's leader epochs; a missing or empty file has none.
 
-    Raises StorageError if the file is malformed.
+    Raises CorruptLogError if the file is malformed.
     """
     data = _content(directory, layout.LEADER_EPOCH_CHECKPOINT)
     return list(_leader_epochs(str(directory), data)) if data else []
@@ -167,16 +175,11 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
 def _leader_epochs(directory: str, data: bytes) -> tuple[tuple[int, int], ...]:
     """Parse leader epochs. Cached, because every commit reads them and they rarely change."""
     path = Path(directory, layout.LEADER_EPOCH_CHECKPOINT)
-    names = ("epoch", "start offset")
     epochs = []
-    for number, (epoch, start) in _parsed(path, data, names):
-        try:
-            entry = _number(epoch), _number(start)
-        except ValueError:
-            entry = -1, -1
-        if not 0 <= entry[0] <= layout.INT32_MAX:
-            raise _malformed(path, number, " and ".join(names))
-        epochs.append(entry)
+    for position, (epoch, start) in checkpoint_entries(path, data, EPOCH_FIELDS):
+        if not 0 <= epoch <= layout.INT32_MAX:
+            raise _malformed(path, position, f"an epoch up to {layout.INT32_MAX}", epoch)
+        epochs.append((epoch, start))
     return tuple(epochs)
 
 

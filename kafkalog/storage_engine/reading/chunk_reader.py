@@ -16,7 +16,7 @@ import numpy as np
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records import codes, columns
-from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE, arrow_batches, row_size
+from kafkalog.storage_engine.records.columns import ARROW_SIZE, arrow_batches, row_size
 from kafkalog.storage_engine.records.kernels import decode
 from kafkalog.storage_engine.records.sections import Sections, find_sections, index_sections
 from kafkalog.storage_engine.records.tables import BatchTable, ChunkFault, Integers

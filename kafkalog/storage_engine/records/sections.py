@@ -126,6 +126,9 @@ def _arena(
     target = arena.data
     section_ends: list[int] = []
     end = 0
+    decompressors = {
+        codec: compression.decompressor(codec, limit=limit) for codec in set(codecs.tolist())
+    }
     places = zip(starts.tolist(), ends.tolist(), table.counts[selection].tolist(), strict=True)
     with memoryview(buffer) as view:
         for (first, last, count), codec in zip(places, codecs.tolist(), strict=True):
@@ -133,7 +136,7 @@ def _arena(
                 section_ends.append(end)
                 continue
             try:
-                section = compression.decompress(codec, view[first:last], limit=limit)
+                section = decompressors[codec](view[first:last])
             except ValueError as error:
                 fault.report_undecodable(len(section_ends), error)
             start, end = end, end + len(section)

@@ -42,32 +42,10 @@ class _IndexFile(ABC):
     entry_size: ClassVar[int]
     """Bytes of an entry."""
 
-    def __init__(self, path: Path, base_offset: int | None = None) -> None:
-        """Name a file, which need not exist; by default its name gives the base offset."""
-        if base_offset is None:
-            parsed = layout.parse_segment_file(path.name)
-            if parsed is None:
-                raise ValueError(f"{path}: not the name of a segment's file")
-            base_offset = parsed[0]
+    def __init__(self, path: Path, base_offset: int) -> None:
+        """Name a file, which need not exist, and its segment's base offset."""
         self.path = path
         self.base_offset = base_offset
-
-    def entries(self) -> list[tuple[int, int]]:
-        """Return the entries in use, in ascending order; [] for a missing file.
-
-        Stops before the first one that is not above its predecessor: padding, or garbage.
-        """
-        try:
-            data = files.read_file(self.path)
-        except FileNotFoundError:
-            return []
-        found: list[tuple[int, int]] = []
-        for start in range(0, len(data) - self.entry_size + 1, self.entry_size):
-            entry = self._unpack(data[start : start + self.entry_size])
-            if not self._is_used(entry) or (found and not self._is_above(entry, found[-1])):
-                break
-            found.append(entry)
-        return found
 
     def last_entry(self) -> tuple[int, int] | None:
         """Return the last entry in use, or None."""
@@ -80,9 +58,6 @@ class _IndexFile(ABC):
 
     @abstractmethod
     def _is_used(self, entry: tuple[int, int]) -> bool: ...
-
-    @abstractmethod
-    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool: ...
 
     def _search(
         self, wanted: Callable[[tuple[int, int]], bool]
@@ -149,9 +124,6 @@ class OffsetIndex(_IndexFile):
         # The first batch of a segment never gets an entry, so position 0 is padding.
         return entry[0] >= self.base_offset and entry[1] > 0
 
-    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:
-        return entry[0] > before[0] and entry[1] > before[1]
-
 
 class TimeIndex(_IndexFile):
     """A segment's `.timeindex`: (largest timestamp so far, last offset of the batch with it).
@@ -160,15 +132,6 @@ class TimeIndex(_IndexFile):
     """
 
     entry_size: ClassVar[int] = layout.TIME_INDEX_ENTRY.size
-
-    def lookup(self, timestamp: int) -> int:
-        """Return an unconfirmed offset up to which every record is older than `timestamp`.
-
-        Without an entry, returns the segment's base offset: records from there on must be read.
-        """
-        for _, offset in self.hints(timestamp):
-            return offset
-        return self.base_offset
 
     def hints(self, timestamp: int) -> Iterator[tuple[int, int]]:
         """Yield (timestamp, offset) of entries older than `timestamp`, best first."""
@@ -183,6 +146,3 @@ class TimeIndex(_IndexFile):
         # Timestamps below 0 are never written. (0, base) could be one record of 1970, but is
         # nearly always padding; the mistake costs that log one hint.
         return entry[0] >= 0 and entry[1] >= self.base_offset and entry != (0, self.base_offset)
-
-    def _is_above(self, entry: tuple[int, int], before: tuple[int, int]) -> bool:
-        return entry[0] > before[0] and entry[1] >= before[1]

@@ -65,8 +65,6 @@ class FaultAction(enum.Enum):
     """End before it; `LogScanner.fault` is the reason."""
     SKIP = "skip"
     """Yield the batch as one that is not valid, and go on behind it."""
-    RAISE = "raise"
-    """Raise it, once the batches before it are yielded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +91,8 @@ REPLAY: Final = FaultPolicy(checksum=_IGNORE, order=_STOP)
 """To replay producers from a log that is known to be sound."""
 INSPECT: Final = FaultPolicy(checksum=FaultAction.SKIP, order=_IGNORE)
 """To see all that is there: `verify`, `dump` and erasures. `verify` looks at the order itself."""
-METADATA: Final = FaultPolicy(checksum=FaultAction.RAISE, order=_IGNORE)
-"""To read KRaft's metadata; the reader judges the tail itself."""
+METADATA: Final = FaultPolicy(checksum=_STOP, order=_IGNORE)
+"""To read KRaft's metadata; the reader raises the fault, except for a torn tail."""
 FRAMES: Final = FaultPolicy(checksum=_IGNORE, order=_IGNORE)
 """For callers with checks of their own: a reader checks what it is asked for, a commit the file."""
 
@@ -233,7 +231,7 @@ class LogScanner:
         return self.kind in (FaultKind.TORN, FaultKind.ZEROS)
 
     def __iter__(self) -> Iterator[ScannedBatches]:
-        """Yield the batches; raises CorruptBatchError where the policy says so, and OSError."""
+        """Yield the batches; raises OSError."""
         wish = self._chunk_size
         while self.position < self.limit and self.fault is None:
             asked = min(wish, self.limit - self.position)
@@ -271,8 +269,6 @@ class LogScanner:
             self.next_offset = int(found.table.last_offsets[-1]) + 1
             yield found
             del found
-        if self.fault is not None and self._policy.of(self.kind) is FaultAction.RAISE:
-            raise self.fault
 
     def end_fault(self) -> CorruptBatchError:
         """Return why the scan ended before the end of a file that is longer than its limit, too."""

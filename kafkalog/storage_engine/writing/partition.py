@@ -19,6 +19,7 @@ Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 from __future__ import annotations
 
 import logging
+import os
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
@@ -31,11 +32,6 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment import gaps, partition_directory
-from kafkalog.storage_engine.segment.staged_batch import (
-    check_log_end,
-    read_staged_header,
-    stamp_staged_file,
-)
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
@@ -204,14 +200,14 @@ class Appender:
             rest = len(pending) - position
             if not rest:
                 break
-            header = read_staged_header(pending, position, rest, next_offset - first_offset)
+            header = _read_staged_header(pending, position, rest, next_offset - first_offset)
             if header is None:
                 raise StorageError(
                     f"{self.directory}: a staged run ends in {rest} bytes that are no batch from "
                     f"offset {next_offset - first_offset} on (after {position - start}): the "
                     "staged file is damaged; write the batch again"
                 )
-            check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
+            _check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
             with memoryview(pending) as view:
                 self.active.write(view[written:position])
             written = position
@@ -468,3 +464,60 @@ class Appender:
 
     def _path(self, base_offset: int, suffix: str) -> Path:
         return self.directory / layout.segment_file(base_offset, suffix)
+
+
+# --- staged batches ------------------------------------------------------------------------------
+# A checksum covers neither base offset nor leader epoch. In a run the base offsets count from 0,
+# and each batch begins where the last one ended.
+
+
+def _read_staged_header(
+    data: batch.Buffer, position: int, remaining: int, base_offset: int
+) -> batch.BatchHeader | None:
+    """Return the header of the batch at `position`, if it has that offset of its run, or None.
+
+    Messages v0 and v1 cannot be stamped.
+    """
+    header = batch.read_header(data, position, remaining)
+    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
+        return None
+    return header if header.last_offset_delta >= 0 else None
+
+
+def _check_log_end(directory: Path, next_offset: int) -> None:
+    """Raise StorageError if a partition's log cannot end there: offsets have 64 bits."""
+    if next_offset > layout.INT64_MAX:
+        raise StorageError(
+            f"{directory}: expected a log end of at most {layout.INT64_MAX}, found {next_offset}: "
+            "no more offsets are left; write to another partition"
+        )
+
+
+def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
+    """Stamp every batch of a staged segment in place, sync it, and return the next offset.
+
+    `directory` is the partition's, for a StorageError.
+    """
+    with files.closing(files.open_to_write(log)) as fd:
+        size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
+        while position < size:
+            head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
+            header = _read_staged_header(head, 0, size - position, next_offset - base_offset)
+            if header is None:
+                what = f"a staged segment has no next batch at byte {position}"
+                raise StorageError(f"{directory}: {what}; run the batch again")
+            end_offset = next_offset + header.last_offset_delta + 1
+            _check_log_end(directory, end_offset)
+            if end_offset - 1 - base_offset > layout.INT32_MAX:
+                raise StorageError(
+                    f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
+                    f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
+                    "the batch in smaller parts"
+                )
+            files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
+            epoch = layout.STAMP_EPOCH.pack(leader_epoch)
+            files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
+            next_offset = end_offset
+            position += header.size
+        files.sync_file(fd)
+        return next_offset

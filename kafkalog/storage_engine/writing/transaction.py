@@ -24,7 +24,6 @@ from typing import Any
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.fs.descriptor_limit import descriptor_limit, raise_descriptor_limit
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -133,14 +132,14 @@ class Transaction:
         """Return a partition's appender; the first call truncates it to its recorded state."""
         key = topic, number
         if key not in self._open:
-            if _FILES_EACH * len(self._open) >= descriptor_limit() // 2:
+            if _FILES_EACH * len(self._open) >= files.descriptor_limit() // 2:
                 self._close_opened()  # leave half of the descriptors to the rest of the process
             try:
                 self._appenders[key] = self._opened(topic, number, now_ms)
             except OSError as fault:
                 if fault.errno != errno.EMFILE:
                     raise
-                if not self._close_opened() and not raise_descriptor_limit():
+                if not self._close_opened() and not files.raise_descriptor_limit():
                     raise
                 self._appenders[key] = self._opened(topic, number, now_ms)
             self._open.add(key)

@@ -23,6 +23,8 @@ import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink import Append
 from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 
 __all__ = ["CELLS", "RUNS", "SETTINGS", "patiently", "run_cell"]
 
@@ -310,17 +312,18 @@ def behind(at: Place) -> None:
 def listener(at: Place) -> None:
     made = kafkalog.LagListener()
     at.spark.streams.addListener(made)
+    checkpoint = str(at.root / "checkpoint")
+    writer = at.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query = writer.start()
     try:
-        checkpoint = str(at.root / "checkpoint")
-        writer = at.stream().writeStream.format("noop").option("checkpointLocation", checkpoint)
-        query = writer.start()
         until = time.monotonic() + 60
         while query.id not in made.latest and time.monotonic() < until:
             time.sleep(0.05)
         assert made.latest[query.id][0]["maxOffsetsBehindLatest"] == "0"
-        query.stop()
     finally:
+        # Under Connect it waits forever for an event that comes meanwhile, as by `stop`.
         at.spark.streams.removeListener(made)
+        query.stop()
 
 
 @cell("batch write, `txnAppId` and `txnVersion`")
@@ -391,6 +394,37 @@ def append_twice(at: Place) -> None:
     assert [key for key, _ in at.written("copy")] == ["apple", "apple", "pear", "pear"]
 
 
+@cell("`Append(..., checkpoint=)` syncs Spark's plan")
+def append_checkpoint(at: Place) -> None:
+    path, root = at.path, at.root
+    at.each(lambda frame, batch_id: None, "other")
+
+    def write(frame: Any, batch_id: int) -> None:
+        class Noted(FileSystem):
+            def fsync(self, fd: int) -> None:
+                synced.add(os.readlink(f"/proc/self/fd/{fd}"))
+                super().fsync(fd)
+
+        synced: set[str] = set()
+        shown = frame.selectExpr("key", "value")
+        for wrong in ("nowhere", "other") if not at_connect else ("nowhere",):
+            try:
+                Append(path, "copy", checkpoint=root / wrong)(shown, batch_id)
+            except InvalidInputError as fault:
+                assert "Give checkpoint= the " in str(fault)
+            else:
+                raise AssertionError
+        with file_system.replaced(Noted()):
+            Append(path, "copy", checkpoint=root / "checkpoint")(shown, batch_id)
+        assert str(root / "checkpoint" / "offsets" / str(batch_id)) in synced
+
+    at_connect = at.is_connect
+    for _ in range(2):
+        at.each(write)
+        assert [key for key, _ in at.written("copy")] == ["apple", "pear"]
+        at.repeat_last()
+
+
 @cell("`Append` without `name=`")
 def append_nameless(at: Place) -> str | None:
     frame = at.stream().selectExpr("key", "value")
@@ -399,7 +433,7 @@ def append_nameless(at: Place) -> str | None:
         at.finish(frame.writeStream.foreachBatch(Append(at.path, "copy")))
 
     if at.is_connect:
-        return at.refusal(run, "give it a name=")
+        return at.refusal(run, "or a name= that no other")
     run()
     return None
 
@@ -442,11 +476,28 @@ def selects(at: Place) -> None:
         assert found == [("apple", "A1"), ("pear", "B4")]
 
 
+@cell("an upsert with `checkpoint=` takes the end offsets from there")
+def upsert_checkpoint(at: Place) -> None:
+    database = at.root / "stock.db"
+    upsert = SQLiteUpsert(database, "stock", checkpoint=at.root / "checkpoint")
+
+    def run(wanted: str) -> tuple[list[Any], Any]:
+        at.finish(at.stream().where(wanted).writeStream.foreachBatch(upsert))
+        (position,) = upsert.positions().values()
+        return rows_of(database, "SELECT key FROM stock"), position.end_offsets
+
+    assert run("false") == ([], {"stock": {"0": 0, "1": 2}})
+    at.write(("apple", None), ("pear", None), ("fig", "{}"))
+    assert run("key = 'fig'") == ([(b"fig",)], {"stock": {"0": 1, "1": 4}})
+    at.repeat_last()
+    assert run("false") == ([(b"fig",)], {"stock": {"0": 1, "1": 4}})
+
+
 @cell("an upsert without `name=`")
 def upsert_nameless(at: Place) -> str | None:
     upsert = SQLiteUpsert(at.root / "stock.db", "stock")
     if at.is_connect:
-        return at.refusal(lambda: at.each(upsert), "give it a name=")
+        return at.refusal(lambda: at.each(upsert), "or a name= that no other")
     at.each(upsert)
     return None
 

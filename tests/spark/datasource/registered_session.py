@@ -5,9 +5,11 @@ Arguments: a master, or `connect MASTER`, and a scratch directory. It prints wha
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 import kafkalog
+from kafkalog.errors import InvalidInputError
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -73,6 +76,30 @@ def main(master: str, scratch: str) -> None:
     print(json.dumps(found))
 
 
+def end(master: str, scratch: str) -> None:
+    """Print what is left of a call that fails, and of a session that has ended."""
+    spark = session(master)
+    context: Any = spark.sparkContext
+    before, python = context.pythonExec, sys.executable
+    sys.executable = f"{scratch}/python"
+    try:
+        kafkalog.register(spark)
+    except InvalidInputError as error:
+        found: dict[str, Any] = {"refused": "Cannot run program" in str(error)}
+    sys.executable = python
+    found["python"] = context.pythonExec == before
+    found["variable"] = context._jvm.java.lang.System.getenv("PYSPARK_PYTHON")
+    kafkalog.register(spark)
+    found["active"] = in_thread(SparkSession.getActiveSession) is not None
+    spark.stop()
+    session(master)
+    ended = weakref.ref(spark)
+    del spark
+    gc.collect()
+    found["kept"] = ended() is not None
+    print(json.dumps(found))
+
+
 def serve(port: str, scratch: str) -> None:
     """Run a Spark Connect server until the standard input ends."""
     builder = SparkSession.builder.master("local[1]")
@@ -91,4 +118,4 @@ def meet(url: str, scratch: str) -> None:
 
 
 if __name__ == "__main__":
-    {"run": main, "serve": serve, "meet": meet}[sys.argv[1]](*sys.argv[2:])
+    {"run": main, "end": end, "serve": serve, "meet": meet}[sys.argv[1]](*sys.argv[2:])

@@ -67,6 +67,19 @@ def test_a_registered_session_reads_and_writes_by_this_python(
     }
 
 
+def test_neither_a_failed_call_nor_an_ended_session_leaves_anything_behind(
+    bare: dict[str, str], tmp_path: Path
+) -> None:
+    printed = run(bare, "end", "local[1]", str(tmp_path))
+    assert json.loads(printed.splitlines()[-1]) == {
+        "refused": True,
+        "python": True,
+        "variable": None,
+        "active": True,
+        "kept": False,
+    }
+
+
 def test_a_server_that_was_started_elsewhere_is_answered_with_what_to_set(
     bare: dict[str, str], tmp_path: Path
 ) -> None:

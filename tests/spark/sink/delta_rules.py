@@ -358,7 +358,7 @@ def test_a_row_that_would_be_stored_as_another_is_refused(
     )
     refused(
         InvalidInputError,
-        "has the columns key, n; missing: m",
+        r"it lacks columns of the rows. Run ALTER TABLE .* ADD COLUMNS \(`m` int\)",
         "'a'",
         "1",
         select=["key", "n as m", "false deleted"],
@@ -501,3 +501,46 @@ def test_a_view_rebuilds_a_lost_table_in_one_commit(
         assert "the checkpoint" in caplog.text
     finally:
         view.stop()
+
+
+def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
+    spark: SparkSession, tmp_path: Path, table: Table
+) -> None:
+    with Engine(tmp_path / "log") as engine:
+        engine.create_topic("t", config={"cleanup.policy": "compact"})
+        engine.append(
+            "t",
+            [
+                ('{"region": "eu", "id": 1}', '{"n": 1}'),
+                ('{"region": "us", "id": 1}', '{"n": 2}'),
+                ('{"region": "us", "id": 1}', "broken"),
+            ],
+        )
+
+    def view_of(schema: str, **given: Any) -> KTableView:
+        upsert = DeltaUpsert(tmp_path / "table", schema=schema, key=["region", "id"], **given)
+        return KTableView(spark, tmp_path / "log", "t", upsert, checkpoint=tmp_path / "views")
+
+    def follow(view: KTableView, *, rebuild: bool = False) -> int:
+        try:
+            view.start(rebuild=rebuild)
+            view.wait_until(timeout_s=PATIENCE_S)
+            return view.progress().bad_records
+        finally:
+            view.stop()
+
+    first, second = "region string, id int, n int", "region string, id int, n int, note string"
+    assert follow(view_of(first, on_bad_record="deadletter:bad")) == 1
+    assert table.rows() == [("eu", 1, 1), ("us", 1, 2)]
+    with Engine(tmp_path / "log") as engine:
+        engine.append("t", [('{"region": "eu", "id": 1}', '{"n": 3, "note": "x"}')])
+        engine.append("t", [('{"region": "us", "id": 1}', None), ("no key", "{}")])
+    with pytest.raises(InvalidInputError, match=r"ADD COLUMNS \(`note` string\)"):
+        view_of(second).start()
+    assert follow(view_of(second, on_bad_record="skip", on_new_column="add")) == 2
+    assert table.rows() == [("eu", 1, 3, "x")]
+    assert follow(view_of(second, on_bad_record="skip", on_new_column="add"), rebuild=True) == 2
+    assert table.rows() == [("eu", 1, 3, "x")]
+    with Engine(tmp_path / "log", read_only=True) as engine:
+        (letters,) = engine.read("bad", 0)
+    assert letters.column("value").to_pylist() == [b"broken"]

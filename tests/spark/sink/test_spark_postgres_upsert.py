@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import kafkalog
-from kafkalog.sink.upsert import PostgresUpsert
+from kafkalog.sink.upsert import PostgresUpsert, Upsert
+from kafkalog.storage_engine.engine import Engine
 from tests.postgres_server import query
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_writes import error_of, finish
@@ -21,7 +22,7 @@ MODULE = "kafkalog.sink.upsert.postgres.upsert"
 
 
 class Follower:
-    """A log of topic t with two partitions, and a query that takes it into PostgreSQL."""
+    """A log of topic t with two partitions, and a query that takes it into tables."""
 
     def __init__(self, spark: Any, tmp_path: Path) -> None:
         self.spark = spark
@@ -42,7 +43,7 @@ class Follower:
                 ],
             )
 
-    def run(self, *upserts: PostgresUpsert) -> None:
+    def run(self, *upserts: Upsert) -> None:
         def each(frame: Any, batch_id: int) -> None:
             for upsert in upserts:
                 upsert(frame, batch_id)
@@ -50,6 +51,24 @@ class Follower:
         stream = self.spark.readStream.format("kafkalog").option("subscribe", "t")
         stream = stream.option("startingOffsets", "earliest").load(str(self.path))
         finish(stream.writeStream.foreachBatch(each).option("checkpointLocation", self.checkpoint))
+
+    def letters(self, topic: str) -> list[tuple[bytes, bytes, str]]:
+        """Return key, value and reason of the dead letters."""
+        with Engine(self.path, read_only=True) as log:
+            rows = [
+                row
+                for rows in log.read(topic, 0, 0, include_headers=True)
+                for row in rows.to_pylist()
+            ]
+        reason = "__connect.errors.exception.message"
+        return [
+            (
+                row["key"],
+                row["value"],
+                {h["key"]: h["value"] for h in row["headers"]}[reason].decode(),
+            )
+            for row in rows
+        ]
 
     def ends(self) -> dict[str, dict[str, int]]:
         with kafkalog.open(self.path) as log:
@@ -133,7 +152,9 @@ def test_a_few_large_records_do_not_pass_through_the_driver(
     ways = []
     by_tasks = PostgresUpsert._merge_staged
     monkeypatch.setattr(
-        PostgresUpsert, "_merge_staged", lambda *given: (ways.append(1), by_tasks(*given))
+        PostgresUpsert,
+        "_merge_staged",
+        lambda *given, **more: (ways.append(1), by_tasks(*given, **more)),
     )
     upsert = PostgresUpsert(postgres, "large")
     follower.append(**{f"k{n}": "x" * 1_500_000 for n in range(8)})
@@ -166,3 +187,49 @@ def test_a_record_that_does_not_fit_fails_the_query_and_is_named(
     assert 'column "name": value too long for type character varying(3)' in message
     assert query(postgres, "SELECT count(*) FROM narrow") == [(0,)]
     assert upsert.positions() == {}
+
+
+@pytest.mark.parametrize("small", [20_000, -1])
+def test_records_that_do_not_fit_become_dead_letters_and_the_others_rows(
+    follower: Follower, postgres: str, monkeypatch: pytest.MonkeyPatch, small: int
+) -> None:
+    monkeypatch.setattr(f"{MODULE}._SMALL", small)
+    query(
+        postgres,
+        "CREATE TABLE orders (region text, id int, n int CHECK (n < 100), UNIQUE (id, region))",
+    )
+
+    def upsert() -> PostgresUpsert:
+        return PostgresUpsert(
+            postgres,
+            "orders",
+            schema="region string, id int, n int",
+            key=["region", "id"],
+            on_bad_record="deadletter:bad",
+            path=follower.path,
+        )
+
+    def key(region: str, number: int) -> str:
+        return json.dumps({"region": region, "id": number})
+
+    follower.append(**{key("eu", 1): {"n": 1}, key("eu", 2): {"n": 2}, key("us", 1): {"n": 100}})
+    follower.run(upsert())
+    follower.append(**{key("eu", 1): {"n": 101}, key("eu", 2): None, "no document": {"n": 3}})
+    follower.append(**{key("us", 1): {"n": 4}})
+    follower.run(upsert())
+    follower.run(upsert())
+    found = query(postgres, "SELECT region, id, n FROM orders ORDER BY region, id")
+    assert found == [("eu", 1, 1), ("us", 1, 4)]
+    (position,) = upsert().positions().values()
+    assert (position.bad_records, position.end_offsets) == (3, follower.ends())
+    letters = follower.letters("bad")
+    assert [(k, v) for k, v, _ in letters] == [
+        (key("us", 1).encode(), b'{"n": 100}'),
+        (b"no document", b'{"n": 3}'),
+        (key("eu", 1).encode(), b'{"n": 101}'),
+    ]
+    assert [reason.partition(" (")[0] for _, _, reason in letters] == [
+        'new row for relation "orders" violates check constraint "orders_n_check"',
+        "the key is not a JSON document of struct<region:string,id:int>; found 'no document'",
+        'new row for relation "orders" violates check constraint "orders_n_check"',
+    ]

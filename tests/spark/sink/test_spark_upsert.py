@@ -12,6 +12,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
+from kafkalog.sink.upsert.bad_records import BadRecords
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.engine import Engine
 from tests.spark.sink.test_spark_writes import error_of, finish
@@ -131,6 +132,97 @@ def test_the_keys_that_select_makes_are_not_null(spark: Any) -> None:
         frame_of(spark, *DOCUMENTS), latest=True
     )
     assert "t-0 offset 2: select makes the key null" in error_of(rows.frame.collect)
+
+
+ORDERS: list[Change] = [
+    ('{"region": "eu", "id": 1}', '{"n": 1}', 1),
+    ('{ "id": 1, "region": "eu"}', '{"n": 2}', 2),
+    ('{"region": "us", "id": 1}', '{"n": 3}', 3),
+    ('{"region": "us", "id": 1}', None, 4),
+    ('{"region": "eu", "id": 2}', '{"n": "many"}', 5),
+    ('{"region": "eu"}', '{"n": 6}', 6),
+    ("no document", None, 7),
+    ('{"region": "eu", "id": 1}', "broken", 8),
+]
+
+
+def test_a_key_of_several_columns_comes_from_json_keys(spark: Any) -> None:
+    shape = RowShape(schema="n int, id int, region string", key=["region", "id"])
+    rows = shape.rows(frame_of(spark, *ORDERS[:4]), latest=True)
+    assert (rows.keys, rows.names) == (["region", "id"], ["n", "id", "region"])
+    assert collected(rows) == [(False, 2, 2, 1, "eu"), (True, 4, None, 1, "us")]
+    message = error_of(shape.rows(frame_of(spark, ORDERS[5]), latest=True).frame.collect)
+    words = "t-0 offset 6: the key is not a JSON document of struct<id:int,region:string>; found"
+    assert words in message
+
+
+def test_a_key_of_several_columns_comes_from_select(spark: Any) -> None:
+    shape = RowShape(
+        select=[
+            "get_json_object(string(key), '$.region') as region",
+            "cast(get_json_object(string(key), '$.id') as int) as id",
+            "string(value) as text",
+        ],
+        key=["region", "id"],
+    )
+    rows = shape.rows(frame_of(spark, *ORDERS[:3]), latest=True)
+    assert collected(rows) == [(False, 2, "eu", 1, '{"n": 2}'), (False, 3, "us", 1, '{"n": 3}')]
+    message = error_of(shape.rows(frame_of(spark, ORDERS[5]), latest=True).frame.collect)
+    assert "t-0 offset 6: select makes the key null" in message
+    with pytest.raises(InvalidInputError, match="select gives no column 'id'"):
+        RowShape(select=["key as region", "value"], key=["region", "id"]).rows(
+            frame_of(spark, ORDERS[0]), latest=True
+        )
+
+
+def test_a_bad_record_that_is_left_out_lets_the_record_before_it_count(spark: Any) -> None:
+    shape = RowShape(
+        schema="region string, id int, n int", key=["region", "id"], leaves_out_bad=True
+    )
+    frame = frame_of(spark, *ORDERS)
+    assert collected(shape.rows(frame, latest=True)) == [
+        (False, 2, "eu", 1, 2),
+        (True, 4, "us", 1, None),
+    ]
+    bad = shape.bad_records(frame)
+    assert bad.columns == [*frame.columns, "kl_reason"]
+    of_key = "the key is not a JSON document of struct<region:string,id:int>; found "
+    of_value = "the value is not a JSON document of struct<n:int>; found "
+    assert {row.offset: row.kl_reason for row in bad.collect()} == {
+        5: of_value + """'{"n": "many"}'""",
+        6: of_key + """'{"region": "eu"}'""",
+        7: of_key + "'no document'",
+        8: of_value + "'broken'",
+    }
+
+
+def test_dead_letters_have_the_record_its_place_and_the_reason_once(
+    spark: Any, tmp_path: Path
+) -> None:
+    from pyspark.sql import functions as F
+
+    rule = BadRecords.parse("deadletter:bad", str(tmp_path / "log"))
+    shape = RowShape(schema="n int", leaves_out_bad=True)
+    own = F.expr("array(named_struct('key', 'mine', 'value', binary('1')))")
+    frame = frame_of(spark, ("a", "x", 1), ("b", None, 2), ("c", "y", 3)).withColumn("headers", own)
+    for _ in range(2):
+        assert rule.leave_out(shape.bad_records(frame), "q/t", 7) == 2
+    with Engine(tmp_path / "log", read_only=True) as log:
+        batches = log.read("bad", 0, 0, include_headers=True)
+        [table] = [pa.Table.from_batches(batches)]
+    assert table.column("key").to_pylist() == [b"a", b"c"]
+    assert table.column("value").to_pylist() == [b"x", b"y"]
+    assert [at.timestamp() for at in table.column("timestamp").to_pylist()] == [1, 3]
+    headers = {each["key"]: each["value"] for each in table.column("headers").to_pylist()[1]}
+    assert headers == {
+        "mine": b"1",
+        "__connect.errors.topic": b"t",
+        "__connect.errors.partition": b"0",
+        "__connect.errors.offset": b"3",
+        "__connect.errors.exception.message": (
+            b"the value is not a JSON document of struct<n:int>; found 'y'"
+        ),
+    }
 
 
 @pytest.mark.parametrize(

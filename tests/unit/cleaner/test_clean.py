@@ -13,7 +13,6 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from tests.builders.batch_builder import Record
 from tests.unit.cleaner.naive import (
     Batch,
@@ -399,8 +398,9 @@ def test_the_indexes_of_a_cleaned_segment_lead_to_its_batches(tmp_path: Path) ->
     if not times or top > times[-1][0]:
         times.append((top, top_offset))
     assert len(entries) > 50
-    assert OffsetIndex(directory / f"{0:020d}.index").entries() == entries
-    assert TimeIndex(directory / f"{0:020d}.timeindex").entries() == times
+    index, time_index = (directory / f"{0:020d}{suffix}" for suffix in (".index", ".timeindex"))
+    assert [*struct.iter_unpack(">ii", index.read_bytes())] == entries
+    assert [*struct.iter_unpack(">qi", time_index.read_bytes())] == times
 
 
 def test_a_cleaned_segment_has_the_time_of_its_last_source(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from kafkalog.cleaner.dedup.obsolete_offsets import SHARE, SIZE_MIN, ObsoleteOff
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
+from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.records.tables import BatchTable
 
 
@@ -37,13 +39,18 @@ def test_a_batch_of_obsolete_records_is_not_decompressed_for_the_second_pass(
     tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    library = compression.decompress
+    library = compression.decompressor
 
-    def one(*arguments: object, **named: object) -> bytes:
-        counted.append(1)
-        return library(*arguments, **named)  # type: ignore[arg-type]
+    def counting(codec: int, *, limit: int) -> Callable[[Buffer], bytes | memoryview]:
+        read = library(codec, limit=limit)
 
-    monkeypatch.setattr(compression, "decompress", one)
+        def one(data: Buffer) -> bytes | memoryview:
+            counted.append(1)
+            return read(data)
+
+        return one
+
+    monkeypatch.setattr(compression, "decompressor", counting)
     with Engine(tmp_path) as engine:
         engine.create_topic("t", 1, {"compression.type": codec})
         for round_ in range(20):

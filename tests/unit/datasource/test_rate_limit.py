@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkalog.datasource.micro_batch import limit_offsets
 from kafkalog.datasource.offsets import TopicPartition
-from kafkalog.datasource.rate_limit import limit_offsets
 
 
 def limited(sizes: list[int], limit: int, begin: list[int] | None = None) -> list[int]:

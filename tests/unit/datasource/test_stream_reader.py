@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from kafkalog.datasource.available_now import check_available_now
+from kafkalog.datasource.micro_batch import check_available_now
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError

@@ -1,5 +1,5 @@
+from kafkalog.datasource.micro_batch import TriggerDelay
 from kafkalog.datasource.offsets import TopicPartition
-from kafkalog.datasource.trigger_delay import TriggerDelay
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 NOW = 1_700_000_000_000

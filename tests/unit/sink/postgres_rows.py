@@ -10,7 +10,6 @@ from pyspark.sql.types import BinaryType, DataType, StringType
 
 from kafkalog.sink.upsert import Batch, PostgresUpsert
 from kafkalog.sink.upsert.postgres.staging import StagingTask, staging_of_a_batch
-from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import query
 
 LEADING = pa.schema(
@@ -26,6 +25,8 @@ Shape = Mapping[str, DataType]
 TEXT: Shape = {"key": StringType(), "value": StringType()}
 BYTES: Shape = {"key": BinaryType(), "value": BinaryType()}
 ARROW = {"string": pa.string(), "binary": pa.binary(), "integer": pa.int32()}
+DF: Any = object()
+"""The records of a micro-batch, which only `leave_out_refused` uses."""
 Row = tuple[Any, ...]
 Apply = Callable[..., bool]
 """`apply_small` or `by_tasks`."""
@@ -65,9 +66,8 @@ def apply_small(
 ) -> bool:
     """Apply rows by way of the driver."""
     with upsert.connection() as connection:
-        table = PostgresTable.find(connection, upsert.table)
-        declared = table.prepare(connection, list(shape), list(shape.values()))
-        return upsert.merge_small(connection, table, declared, doing, driver_batches)
+        table, declared = upsert.prepare(connection, list(shape), list(shape.values()))
+        return upsert.merge_small(connection, table, declared, doing, driver_batches, df=DF)
 
 
 def apply_staged(
@@ -79,14 +79,13 @@ def apply_staged(
 ) -> bool:
     """Apply rows by way of tasks; those of `failed` have staged theirs and were not reported."""
     with upsert.connection() as connection:
-        table = PostgresTable.find(connection, upsert.table)
-        declared = table.prepare(connection, list(shape), list(shape.values()))
+        table, declared = upsert.prepare(connection, list(shape), list(shape.values()))
         with staging_of_a_batch(connection, table, declared, doing) as target:
-            task = StagingTask(upsert.conninfo, target)
+            task = StagingTask(upsert.conninfo, target, upsert.bad_records.are_left_out)
             for attempt, rows in enumerate(failed, 1000):
                 assert task.stage(rows, attempt).fault is None
             staged = [task.stage(rows, attempt) for attempt, rows in enumerate(tasks)]
-            return upsert.merge_staged(connection, table, doing, target, staged)
+            return upsert.merge_staged(connection, table, doing, target, staged, df=DF)
 
 
 def by_tasks(upsert: PostgresUpsert, doing: Batch, *rows: pa.RecordBatch, **more: Any) -> bool:

@@ -56,7 +56,6 @@ def stored(conninfo: str, kind: str, batch: pa.RecordBatch) -> list[Any]:
     try:
         with connect_for_arrow(conninfo) as connection:
             StagingTable(schema, "t", ()).ingest(connection, list(pieces([batch])), 7)
-            connection.commit()
         with connect(conninfo) as plain:
             plain.execute("SET timezone TO 'UTC'")
             rows = plain.execute("SELECT v, kl_attempt FROM t ORDER BY n").fetchall()
@@ -120,7 +119,6 @@ def test_times_outside_the_years_1_to_32767_are_refused(
             StagingTable(schema, "t", ()).ingest(connection, [batch.slice(1), batch.slice(0, 1)], 7)
 
         put(first, None, end - 1)
-        connection.commit()
         for far in (first - 1, end, 2 * end, -(2**31) if per_day == 1 else -(2**63)):
             with pytest.raises(RefusedRowsError, match=f"the time {far} "):
                 put(0, far, None)

@@ -10,8 +10,18 @@ from pyspark.sql.types import IntegerType, StringType
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.sink.upsert import Position, PostgresUpsert
+from kafkalog.sink.upsert.postgres.table import PostgresTable
 from tests.postgres_server import query
-from tests.unit.sink.postgres_rows import BYTES, Apply, apply_small, batch, driver_batch, table
+from tests.unit.sink.postgres_rows import (
+    BYTES,
+    TEXT,
+    Apply,
+    apply_small,
+    apply_staged,
+    batch,
+    driver_batch,
+    table,
+)
 
 KEYS = {"key": StringType()}
 
@@ -29,6 +39,45 @@ def test_the_highest_offset_of_a_key_wins(upsert: PostgresUpsert, apply: Apply) 
     earlier = driver_batch([("a", "1"), ("b", "1"), ("c", None), ("a", "1b")], offset=0)
     assert apply(upsert, batch(0), later, earlier)
     assert table(upsert.conninfo) == [("a", "2"), ("c", "kept")]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "rows"),
+    [
+        ([[("b", "1"), ("a", "2")], [("c", "3")]], [("a", "2"), ("b", "1"), ("c", "3")]),
+        ([[("a", "1"), ("b", "2"), ("a", "3")]], [("a", "3"), ("b", "2")]),
+        (
+            [[("a", "1"), ("b", "2")], [("c", "3"), ("a", "4")]],
+            [("a", "4"), ("b", "2"), ("c", "3")],
+        ),
+        ([[("a", "1"), ("b", "2")], [("a", None)]], [("b", "2")]),
+        ([[("a", None)]], []),
+    ],
+    ids=["each key once", "twice in a task", "in two tasks", "a deletion", "a deletion alone"],
+)
+def test_a_new_table_has_the_latest_rows_and_its_primary_key(
+    upsert: PostgresUpsert, tasks: list[list[tuple[str, str | None]]], rows: list[tuple[str, str]]
+) -> None:
+    parts = [[driver_batch(each, offset=10 * n)] for n, each in enumerate(tasks)]
+    assert apply_staged(upsert, batch(0), *parts)
+    assert table(upsert.conninfo) == rows
+    found = query(
+        upsert.conninfo,
+        "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid = 'stock'::regclass AND contype = 'p'",
+    )
+    assert found == [("stock_pkey", "PRIMARY KEY (key)")]
+
+
+def test_a_new_table_does_not_wait_for_who_reads_it(upsert: PostgresUpsert) -> None:
+    with upsert.connection() as connection, upsert.connection() as reader:
+        place = PostgresTable.find(connection, "stock")
+        declared = place.prepare(connection, list(TEXT), list(TEXT.values()))
+        with reader.transaction():
+            assert reader.execute("SELECT * FROM stock").fetchall() == []
+            rows = [driver_batch([("a", "1")])]
+            assert upsert.merge_small(connection, place, declared, batch(0), rows)
+            assert reader.execute("SELECT * FROM stock").fetchall() == [("a", "1")]
 
 
 def test_between_partitions_the_latest_records_times_decide(
@@ -185,7 +234,11 @@ def test_binary_keys_and_values_are_bytes(upsert: PostgresUpsert, apply: Apply) 
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("(key text PRIMARY KEY, amount int)", "has the columns key, amount; missing: value"),
+        (
+            "(key text PRIMARY KEY, amount int)",
+            r'Run ALTER TABLE "\w+"."stock" ADD COLUMN IF NOT EXISTS "value" text',
+        ),
+        ("(value text PRIMARY KEY)", "of its key are missing: key"),
         ("(key text, value text)", "neither a primary key nor a unique constraint"),
         ("(key text, value text, UNIQUE (key, value))", "neither a primary key nor a unique"),
         ("(key text UNIQUE DEFERRABLE, value text)", "neither a primary key nor a unique"),

@@ -328,12 +328,6 @@ def test_a_table_of_keys_alone_works(database: Path) -> None:
     assert query(database, "SELECT * FROM keys") == [(b"a",)]
 
 
-def test_a_table_with_other_columns_is_refused(upsert: SQLiteUpsert, database: Path) -> None:
-    query(database, "CREATE TABLE stock (key BLOB PRIMARY KEY, amount INTEGER)")
-    with pytest.raises(InvalidInputError, match="has the columns key, amount; missing: value"):
-        apply(upsert, 0, row(b"a", b"1", 0))
-
-
 def test_a_table_whose_key_is_not_unique_is_refused(upsert: SQLiteUpsert, database: Path) -> None:
     query(database, "CREATE TABLE stock (key, value, topic, partition, offset)")
     words = "column key is neither the primary key nor unique; CREATE UNIQUE INDEX"

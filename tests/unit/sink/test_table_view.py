@@ -408,6 +408,8 @@ def test_of_many_starts_at_once_one_runs(place: Place, monkeypatch: pytest.Monke
             view.start()
 
     monkeypatch.setattr(KTableView, "_start", start)
+    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes: None)
+    monkeypatch.setattr(KTableView, "_changes", lambda view, spark: spark)
     views = [place.view(object()) for _ in range(4)]
     threads = [threading.Thread(target=begin, args=(view,)) for view in views * 2]
     for thread in threads:

@@ -10,6 +10,7 @@ import pytest
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
+from kafkalog.sink.upsert.bad_records import BadRecords
 from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.rows import deletion_column
 
@@ -28,8 +29,11 @@ class Remembering(Upsert):
     def has_rows(self) -> bool:
         return bool(self.known)
 
+    def additions(self, spark: Any, rows: Any) -> list[str]:
+        return []
+
     def _apply(self, df: Any, batch: Batch, position: Position | None) -> None:
-        self.known[batch.query_id] = batch.position()
+        self.known[batch.query_id] = batch.position(refused=0)
         self.batches.append(batch)
 
 
@@ -60,9 +64,16 @@ def test_a_batch_is_due_when_it_is_later_or_reaches_further(given: Batch, is_due
 
 
 def test_a_query_without_offsets_is_known_by_its_batch_ids_alone() -> None:
-    at_3 = Position(3, {}, 0)
-    assert not Remembering("t").is_due(batch(3, p0=10), at_3)
-    assert not Remembering("t").is_due(batch(3), at_3)
+    assert not Remembering("t").is_due(batch(3), Position(3, {}, 0))
+
+
+def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -> None:
+    rows: Any = None
+    upsert = Remembering("filled")  # under Spark Connect the rows say how far a micro-batch reaches
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), batch(0).end_offsets)
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 2"), batch(0, p0=10).end_offsets)
+    upsert.take(rows, 0, MicroBatch("q", 0, "run 3"), batch(0, p0=10).end_offsets)
+    assert [each.end_offsets for each in upsert.batches] == [{}, {"t": {"0": 10}}]
 
 
 def test_an_earlier_batch_is_refused_unless_the_writer_is_reset() -> None:
@@ -163,3 +174,31 @@ def test_a_part_has_25_thousand_rows_until_there_are_400_parts() -> None:
 def test_contradicting_arguments_are_refused(more: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
         Remembering(**{"table": "t", **more})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"on_bad_record": "deadletter"}, r'is "fail", "skip" or "deadletter:<topic>"'),
+        ({"on_bad_record": "deadletter:a b"}, "on_bad_record, the dead-letter topic: "),
+        ({"on_bad_record": "skip", "select": lambda df: df}, "a select function leaves out"),
+        ({"on_new_column": "drop"}, 'on_new_column is "fail" or "add"'),
+        ({"key": ["region", "id"]}, "needs select, or schema without key_type"),
+        ({"key": ["a", "A"], "schema": "a int"}, "one or more different columns"),
+        ({"key": [], "schema": "a int"}, "one or more different columns"),
+        ({"key": ["id"], "schema": "id int", "key_type": "string"}, "schema without key_type"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused(given: Any, words: str) -> None:
+    with pytest.raises(InvalidInputError, match=words):
+        Remembering("t", **given)
+
+
+def test_a_dead_letter_topic_needs_its_log_and_is_not_the_views_topic() -> None:
+    rule = BadRecords.parse("deadletter:bad", "")
+    assert rule.beside("/log", "orders") == BadRecords(True, "bad", "/log")
+    assert BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders").path == "/other"
+    with pytest.raises(InvalidInputError, match="bad is the topic that the view reads"):
+        rule.beside("/log", "bad")
+    with pytest.raises(InvalidInputError, match="Give the upsert path=, the log of the topic"):
+        rule.leave_out(None, "q", 0)  # type: ignore[arg-type]  # it looks at the path first

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    LockedByBrokerError,
+    StorageError,
+)
 from kafkalog.storage_engine.broker.adopt import AdoptReport, adopt
 from kafkalog.storage_engine.broker.release import ReleaseReport, release
 from kafkalog.storage_engine.engine import Engine
@@ -177,7 +183,7 @@ def test_directories_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_with_what_is_no_offset_is_refused(tmp_path: Path, offset: str) -> None:
     root = broker_root(tmp_path)
     (root / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
-    with pytest.raises(StorageError, match="line 3"):
+    with pytest.raises(CorruptLogError, match="byte 4"):
         take(root)
     assert can_broker_start(root)
 

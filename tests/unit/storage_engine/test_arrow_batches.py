@@ -8,8 +8,8 @@ import pytest
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE, arrow_batches
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
+from kafkalog.storage_engine.records.columns import ARROW_SIZE, arrow_batches
 from tests.builders.log_builder import LogBuilder
 
 SCHEMA = changelog_schema(include_headers=True)

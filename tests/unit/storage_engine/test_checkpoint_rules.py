@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -29,11 +29,11 @@ def test_a_checkpoint_is_a_version_a_count_and_lines_with_an_end() -> None:
 
 
 @pytest.mark.parametrize("data", [b"1\n0\n", b"0\n2\n1 0\n", b"0\n1\n1\n", b"0\n1\n1 x\n"])
-def test_malformed_leader_epochs_are_an_error_that_names_the_line(
+def test_malformed_leader_epochs_are_an_error_that_names_the_byte(
     tmp_path: Path, data: bytes
 ) -> None:
     (tmp_path / "leader-epoch-checkpoint").write_bytes(data)
-    with pytest.raises(StorageError, match="leader-epoch-checkpoint: line"):
+    with pytest.raises(CorruptLogError, match="leader-epoch-checkpoint: at byte"):
         checkpoints.read_leader_epochs(tmp_path)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.metadata import checkpoints
 
 TOPIC_ID = "fHq_kc1HQBmiynnrtAlnIQ"
@@ -35,7 +35,7 @@ def test_a_log_start_leaves_room_for_a_batch(tmp_path: Path) -> None:
     assert checkpoints.read_offset_checkpoint(path) == {("a", 0): largest}
     for offset in (largest + 1, 2**63 - 1):
         path.write_text(f"0\n2\na 1 5\na 0 {offset}\n")
-        with pytest.raises(StorageError, match=f"line 4 .* up to {largest}, found {offset}"):
+        with pytest.raises(CorruptLogError, match=f"byte 10: .* up to {largest}, found {offset}"):
             checkpoints.read_offset_checkpoint(path)
 
 
@@ -60,10 +60,10 @@ def test_a_missing_and_an_empty_checkpoint_say_nothing(tmp_path: Path) -> None:
         b"\n",
     ],
 )
-def test_a_malformed_checkpoint_is_an_error_that_names_the_line(
+def test_a_malformed_checkpoint_is_an_error_that_names_the_byte(
     tmp_path: Path, data: bytes
 ) -> None:
-    with pytest.raises(StorageError, match=r"line \d+ of the checkpoint is malformed"):
+    with pytest.raises(CorruptLogError, match=r"at byte \d+: expected .*; restore it"):
         read(tmp_path, data)
 
 
@@ -74,7 +74,7 @@ def test_leader_epochs_come_back(tmp_path: Path) -> None:
     assert checkpoints.read_leader_epochs(tmp_path) == [(0, 0), (5, 40)]
     for entry in ("5 x", f"{2**31} 0", "-1 0"):
         (tmp_path / "leader-epoch-checkpoint").write_text(f"0\n1\n{entry}\n")
-        with pytest.raises(StorageError, match="line 3"):
+        with pytest.raises(CorruptLogError, match="byte 4"):
             checkpoints.read_leader_epochs(tmp_path)
 
 

@@ -17,7 +17,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.reading import chunk_reader
 from kafkalog.storage_engine.records import records
-from kafkalog.storage_engine.records.arrow_batches import ARROW_SIZE
+from kafkalog.storage_engine.records.columns import ARROW_SIZE
 from kafkalog.storage_engine.segment import open_segment
 from tests.builders import batch_builder
 from tests.builders.batch_builder import Record, batch_data, section

@@ -15,7 +15,7 @@ import snappy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafkalog.storage_engine.format.compression import compress, decompress
+from kafkalog.storage_engine.format.compression import compress, decompress, decompressor
 
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
 COMPRESSED = [GZIP, SNAPPY, LZ4, ZSTD]
@@ -30,6 +30,15 @@ LIMIT = 1 << 20
 def test_what_is_compressed_decompresses(codec: int, data: bytes) -> None:
     for buffer in (data, bytearray(data), memoryview(data)):
         assert decompress(codec, memoryview(compress(codec, buffer)), limit=len(data)) == data
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=200) | st.sampled_from([TEXT, NOISE])), st.sampled_from(range(5))
+)
+def test_a_decompressor_reads_one_stream_after_the_other(streams: list[bytes], codec: int) -> None:
+    read = decompressor(codec, limit=len(NOISE))
+    assert [bytes(read(compress(codec, data))) for data in streams] == streams
 
 
 @settings(deadline=None)

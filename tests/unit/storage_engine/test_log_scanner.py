@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment import log_scanner
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
@@ -41,7 +40,6 @@ class Scanned:
     position: int
     next_offset: int
     kind: FaultKind | None
-    is_raised: bool
 
 
 def plain_scan(data: bytes, limit: int, policy: FaultPolicy) -> Scanned:
@@ -50,8 +48,7 @@ def plain_scan(data: bytes, limit: int, policy: FaultPolicy) -> Scanned:
     position, next_offset = 0, 0
 
     def ended(kind: FaultKind | None) -> Scanned:
-        is_raised = kind is not None and policy.of(kind) is FaultAction.RAISE
-        return Scanned(found, position, next_offset, kind, is_raised)
+        return Scanned(found, position, next_offset, kind)
 
     while position < limit:
         rest = data[position:limit]
@@ -90,18 +87,13 @@ def scanned_source(
     source: ByteSource, path: Path, limit: int, policy: FaultPolicy, **options: bool
 ) -> Scanned:
     found: list[tuple[int, bool]] = []
-    is_raised = False
     scan = LogScanner(source, path, policy, limit=limit, **options)
-    try:
-        for batches in scan:
-            places = [batches.position_of(number) for number in range(len(batches.table))]
-            found += zip(places, batches.is_valid.tolist(), strict=True)
-    except CorruptBatchError as fault:
-        assert fault is scan.fault
-        is_raised = True
+    for batches in scan:
+        places = [batches.position_of(number) for number in range(len(batches.table))]
+        found += zip(places, batches.is_valid.tolist(), strict=True)
     assert (scan.fault is None) == (scan.kind is None)
     assert scan.fault is None or scan.fault.position == scan.position
-    return Scanned(found, scan.position, scan.next_offset, scan.kind, is_raised)
+    return Scanned(found, scan.position, scan.next_offset, scan.kind)
 
 
 class HeldBytes:

@@ -454,7 +454,7 @@ def test_locate_believes_only_entries_that_their_batch_confirms(tmp_path: Path) 
     batches = small(0, 50)
     entries = write_segment(tmp_path, 0, batches, interval=0).offsets
     [segment] = list_segments(tmp_path)
-    index = OffsetIndex(segment.index)
+    index = OffsetIndex(segment.index, 0)
     source = FileBytes(os.open(segment.log, os.O_RDONLY))
     try:
         for offset, position in entries:

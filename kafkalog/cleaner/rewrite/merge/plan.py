@@ -14,11 +14,10 @@ next round does not merge the same records again.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.cleaner.rewrite.conversion import converted
 from kafkalog.cleaner.rewrite.merge import codes, kernels
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
@@ -79,7 +78,7 @@ def plan_run(
         position = run.file_position + int(source.positions[0])
         raise CorruptBatchError(run.path, position, "records within their batches", "others")
     table = _rewritten(source, retained, measured, config, new_delete_horizon_ms)
-    actions = _actions(kernels, source, retained, merges=merges)
+    actions = _actions(source, retained, merges=merges)
     attributes = table.attributes
     has_horizon = (attributes & layout.DELETE_HORIZON_BIT) != 0
     is_append_time = (attributes & layout.TIMESTAMP_TYPE_BIT) != 0
@@ -110,8 +109,7 @@ def _rewritten(
 ) -> BatchTable:
     """Return the headers of rebuilt batches; `measured` (3, b) is of `kernels.measure_kept`."""
     is_control = (source.attributes & layout.CONTROL_BIT) != 0
-    has_messages = source.is_message.any()
-    table = converted(source, measured[1], measured[2]) if has_messages else source
+    table = _converted(source, measured[1], measured[2]) if source.has_messages else source
     attributes = np.where(
         is_control, source.attributes, rebuilt_attributes(source.attributes, config)
     )
@@ -122,7 +120,26 @@ def _rewritten(
     return replace(table, attributes=attributes, base_timestamps=base_timestamps)
 
 
-def _actions(kernels: Any, source: BatchTable, retained: Retained, *, merges: bool) -> Integers:
+def _converted(table: BatchTable, first_offsets: Integers, last_offsets: Integers) -> BatchTable:
+    """Return v2 headers for messages v0 and v1; rows of batches v2 stay unchanged.
+
+    A message becomes a batch of one record. A wrapper becomes one batch, from its first remaining
+    record to its last. A message without remaining records leaves no empty batch (C93), because a
+    wrapper does not have its first offset. Records of v0 become CreateTime with timestamp -1. The
+    codec stays. Kafka: MemoryRecords.filterTo (KAFKA-13093), which never copies an old message.
+
+    first_offsets, last_offsets: int64 (b,), of the records that each row keeps.
+    """
+    is_message = table.is_message
+    return replace(
+        table,
+        base_offsets=np.where(is_message, first_offsets, table.base_offsets),
+        last_offsets=np.where(is_message, last_offsets, table.last_offsets),
+        magics=np.full_like(table.magics, layout.MAGIC),
+    )
+
+
+def _actions(source: BatchTable, retained: Retained, *, merges: bool) -> Integers:
     """Return the action for each batch (b), a constant of `codes`."""
     is_message = source.is_message
     holds = retained.kept > 0

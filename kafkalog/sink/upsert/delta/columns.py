@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
@@ -9,7 +10,7 @@ from kafkalog.sink.upsert.rows import DELETED, UpsertRows, column_of, record_fau
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["DeltaRows", "delta_type"]
 
@@ -30,28 +31,36 @@ class DeltaRows:
 
         kinds = [delta_type(kind) or StringType() for kind in rows.types]
         self.names = rows.names
+        self.keys = rows.keys
         self.schema: StructType = StructType(
             [
-                StructField(name, kind, nullable=name != "key")
+                StructField(name, kind, nullable=name not in rows.keys)
                 for name, kind in zip(rows.names, kinds, strict=True)
             ]
         )
         """The schema of a new table."""
-        frame = _with_single_keys(rows.frame) if may_repeat_keys else rows.frame
+        frame = _with_single_keys(rows.frame, rows.keys) if may_repeat_keys else rows.frame
         self.frame: DataFrame = frame.select(
             DELETED, *[_stored(field.name, field.dataType) for field in self.schema]
         )
         """`kl_deleted` and the columns; a row that is wrong in itself fails, and names its record.
         """
 
-    def check(self, where: str, table: StructType) -> None:
-        """Raise InvalidInputError if the table lacks a column, or its type would change values."""
-        types = {field.name.lower(): field.dataType for field in table}
-        missing = [name for name in self.names if name.lower() not in types]
-        if missing:
+    def missing(self, where: str, table: StructType) -> list[StructField]:
+        """Return the columns that the table lacks; raises InvalidInputError for one of its key."""
+        found = {name.lower() for name in table.names}
+        missing = [field for field in self.schema if field.name.lower() not in found]
+        if keys := [field.name for field in missing if field.name in self.keys]:
             raise InvalidInputError(
-                f"{where} has the columns {', '.join(table.names)}; missing: {', '.join(missing)}"
+                f"{where}: it lacks columns of its key (expected {', '.join(keys)}, found "
+                f"{', '.join(table.names)}). Name the table's own key with key=, or give another "
+                "table."
             )
+        return missing
+
+    def check(self, where: str, table: StructType) -> None:
+        """Raise InvalidInputError if the type of a column of the table would change values."""
+        types = {field.name.lower(): field.dataType for field in table}
         for field in self.schema:
             wanted = types[field.name.lower()]
             if not _keeps_values(field.dataType, wanted):
@@ -97,15 +106,16 @@ def _stored(name: str, kind: DataType) -> Column:
     return F.when(text.isNull() | F.is_valid_utf8(text), text).otherwise(fault).alias(name)
 
 
-def _with_single_keys(frame: DataFrame) -> DataFrame:
+def _with_single_keys(frame: DataFrame, keys: Sequence[str]) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    count = F.count("*").over(Window.partitionBy("key"))
+    count = F.count("*").over(Window.partitionBy(*map(column_of, keys)))
     fault = record_fault(
         "select makes one key of several keys of the log; make it one-to-one with the record's key"
     )
-    return frame.withColumn("key", F.when(count == 1, F.col("key")).otherwise(fault))
+    first = keys[0]
+    return frame.withColumn(first, F.when(count == 1, column_of(first)).otherwise(fault))
 
 
 def _keeps_values(given: DataType, wanted: DataType) -> bool:

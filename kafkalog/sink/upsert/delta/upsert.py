@@ -15,22 +15,20 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.sink.query import is_connect
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.rows import DELETED
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.rows import DELETED, UpsertRows
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["DeltaUpsert"]
 
@@ -59,8 +57,9 @@ class DeltaUpsert(Upsert):
     variants) are stored as text. An existing table must have the rows' columns, in any order. A
     column's type may be wider, or narrower if every value fits. Further columns keep their values
     and are null in new rows. If all rows are replaced, as in a view's rebuild, they become null in
-    all rows. `key` must be unique; Delta does not check that. The table may have deletion vectors,
-    column mapping, constraints and generated columns.
+    all rows. Its key must be unique; Delta does not check that. The table may have deletion
+    vectors, column mapping, constraints and generated columns. A row that a constraint of the table
+    refuses fails the micro-batch, whatever `on_bad_record` says.
 
     Spark reduces each micro-batch to the latest record per key and merges it, in executors. The
     merge reads the keys of the whole table and rewrites the files it changes, so few large
@@ -79,24 +78,10 @@ class DeltaUpsert(Upsert):
     def __init__(
         self,
         table: str | PathLike[str],
-        *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
+        **given: Unpack[UpsertArguments],
     ) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
-        super().__init__(
-            address,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(address, **given)
         self._in_sql = f"delta.{_quoted(address)}" if "/" in address else address
 
     @property
@@ -113,6 +98,19 @@ class DeltaUpsert(Upsert):
         """Return whether the table exists and has rows."""
         spark = self._active_session()
         return self._last_commit(spark) is not None and not spark.table(self._in_sql).isEmpty()
+
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        if self._last_commit(spark) is None:
+            return []
+        return self._additions(DeltaRows(rows, may_repeat_keys=False), spark)
+
+    def _additions(self, rows: DeltaRows, spark: SparkSession) -> list[str]:
+        return [
+            f"ALTER TABLE {self._in_sql} ADD COLUMNS ({_quoted(field.name)} "
+            f"{field.dataType.simpleString()})"
+            for field in rows.missing(self.where, spark.table(self._in_sql).schema)
+        ]
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         rows = self.shape.rows(df, latest=True)
@@ -159,6 +157,11 @@ class DeltaUpsert(Upsert):
             if last is None:
                 columns = rows.schema.toDDL()
                 spark.sql(f"CREATE TABLE IF NOT EXISTS {self._in_sql} ({columns}) USING delta")
+            additions = self._additions(rows, spark)
+            if additions and not self.adds_columns:
+                raise self.lacks_columns(additions)
+            for statement in additions:
+                spark.sql(statement)
             rows.check(self.where, spark.table(self._in_sql).schema)
             with commit.settings(spark):
                 if is_replacing:
@@ -183,10 +186,11 @@ class DeltaUpsert(Upsert):
         names = [_quoted(name) for name in rows.names]
         updates = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
+        same = " AND ".join(f"t.{name} = s.{name}" for name in map(_quoted, rows.keys))
         rows.frame.createOrReplaceTempView(_SOURCE)
         try:
             rows.frame.sparkSession.sql(
-                f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON t.key = s.key "
+                f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON {same} "
                 f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {updates} "
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "

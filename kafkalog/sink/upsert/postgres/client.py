@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
 
 if TYPE_CHECKING:
     import psycopg
-    from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from psycopg.sql import SQL, Composed, Identifier
 
     Connection = psycopg.Connection[tuple[Any, ...]]
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "address",
+    "complete_conninfo",
     "connect",
     "connect_for_arrow",
     "is_about_rows",
@@ -26,7 +27,13 @@ __all__ = [
     "sql_name",
 ]
 
-_DEFAULTS = {"application_name": "kafkalog", "keepalives_idle": 30, "connect_timeout": 30}
+_DEFAULTS = {
+    "application_name": "kafkalog",
+    "connect_timeout": 30,
+    "keepalives_idle": 30,
+    "tcp_user_timeout": 60_000,
+}
+"""The last two end a wait for a server that is no longer there."""
 _ROW_FAULTS = {"22", "23", "44", "54", "P0"}
 """Classes of SQLSTATE: data, constraints, check option, program limits, raised by users."""
 _HOW_TO_WRITE = (
@@ -71,20 +78,20 @@ def connect(conninfo: str) -> Connection:
     """Return a connection in autocommit; its text is UTF-8 whatever the database's encoding."""
     import psycopg
 
-    connection = psycopg.connect(_completed(conninfo), autocommit=True)
+    # Without prepared statements: these would outlive a change of the table's columns.
+    connection = psycopg.connect(
+        complete_conninfo(conninfo), autocommit=True, prepare_threshold=None
+    )
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 
 def connect_for_arrow(conninfo: str) -> ArrowConnection:
-    """Return a connection of ADBC, which copies Arrow columns; it begins transactions itself."""
-    from adbc_driver_postgresql import dbapi
-
-    connection: ArrowConnection = dbapi.connect(_completed(conninfo))
-    return connection
+    """Return a connection that copies Arrow columns, with the same settings as `connect`."""
+    return ArrowConnection(complete_conninfo(conninfo))
 
 
-def _completed(conninfo: str) -> str:
+def complete_conninfo(conninfo: str) -> str:
     """Return a connection string with our defaults, and text in UTF-8."""
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 

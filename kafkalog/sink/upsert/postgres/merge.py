@@ -5,13 +5,15 @@ The latest row is the one that `latest_per_key` would choose.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import StorageError
+from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.postgres.client import is_about_rows, one, run, sql_name
-from kafkalog.sink.upsert.postgres.staging_table import ATTEMPT, StagingTable, record_text
+from kafkalog.sink.upsert.postgres.misfit import Misfit
+from kafkalog.sink.upsert.postgres.staging_table import ATTEMPT, StagingTable
 from kafkalog.sink.upsert.rows import DELETED, RECORD
 
 if TYPE_CHECKING:
@@ -22,11 +24,15 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Merge", "Staged"]
+__all__ = ["Merge", "Staged", "UndeletableRowError"]
 
 _NUMBER = "kl_number"
 _WORK_MEM = "64MB"
 """The least memory for sorting a micro-batch's rows."""
+
+
+class UndeletableRowError(Exception):
+    """The table refuses to delete a row that no record keeps; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,10 @@ class Staged:
     rows: int
     deletions: int
     """Deletions among the rows; with 0 the merge looks for none."""
+    seems_unique: bool
+    """Whether no task saw a key twice."""
+    refused: Sequence[Refusal] = ()
+    """The records that PostgreSQL refuses, and that were left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,9 @@ class Merge:
             {"size": _WORK_MEM},
         )
         is_empty = not self.table.has_rows(connection)
+        are_latest = self.staged.seems_unique and not self.staged.deletions
+        if is_empty and are_latest and not self.table.existed and self._fill(connection):
+            return
         if is_replacing and not is_empty:
             self._delete_others(connection)
         elif self.staged.deletions and not is_empty:
@@ -66,6 +79,38 @@ class Merge:
             # An insert into an empty table takes half the time without ON CONFLICT.
             statement = self._upsert(self._latest(), can_conflict=not is_empty)
             run(connection, statement, self._values())
+
+    def _fill(self, connection: Connection) -> bool:
+        """Fill a table that this micro-batch has created, as if each row were a key's latest.
+
+        Its primary key is built after the rows, in half the time. Return False, with nothing done,
+        if a key occurs twice or somebody reads the table already.
+        """
+        import psycopg
+        from psycopg.sql import SQL
+
+        table = self.table.identifier
+        constraint, key = run(
+            connection,
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint "
+            "WHERE conrelid = %s AND contype = 'p'",
+            (self.table.oid(connection),),
+        ).fetchall()[0]
+        try:
+            with connection.transaction():
+                run(connection, SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE NOWAIT").format(table))
+                primary = sql_name(constraint)
+                run(connection, SQL("ALTER TABLE {} DROP CONSTRAINT {}").format(table, primary))
+                run(connection, self._upsert(self._rows(), can_conflict=False), self._values())
+                run(
+                    connection,
+                    SQL("ALTER TABLE {} ADD CONSTRAINT {} {}").format(
+                        table, primary, SQL(key.replace("%", "%%"))
+                    ),
+                )
+        except (psycopg.errors.UniqueViolation, psycopg.errors.LockNotAvailable):
+            return False
+        return True
 
     def _check_count(self, connection: Connection) -> None:
         """Raise StorageError if rows are missing: a server crash empties an unlogged table."""
@@ -101,7 +146,7 @@ class Merge:
         chosen = [
             SQL("{} AS {}").format(column.value(), sql_name(column.name))
             for column in self.staged.target.columns
-            if column.name == "key" or not has_keys_alone
+            if column.name in self.table.keys or not has_keys_alone
         ]
         return SQL("SELECT {}, {} FROM {} WHERE {} = ANY(%(attempts)s)").format(
             SQL(", ".join([DELETED, *RECORD])),
@@ -115,32 +160,35 @@ class Merge:
         from psycopg.sql import SQL
 
         has_keys_alone = has_keys_alone or is_narrow
-        names = SQL('"key"') if has_keys_alone else SQL(", ").join(self._names())
+        key = self.table.key()
+        names = key if has_keys_alone else SQL(", ").join(self._names())
         rows = self._rows(has_keys_alone=has_keys_alone)
         only = (
-            SQL(' WHERE "key" IN (SELECT "key" FROM ({}) AS deleted WHERE {})').format(
-                rows, SQL(DELETED)
-            )
+            SQL(
+                " WHERE ({key}) IN (SELECT {key} FROM ({rows}) AS deleted WHERE kl_deleted)"
+            ).format(key=key, rows=rows)
             if is_narrow
             else SQL("")
         )
         return SQL(
-            'SELECT DISTINCT ON ("key") * FROM ('
-            'SELECT DISTINCT ON ("key", kl_topic, kl_partition) '
+            "SELECT DISTINCT ON ({key}) * FROM ("
+            "SELECT DISTINCT ON ({key}, kl_topic, kl_partition) "
             "kl_deleted, kl_topic, kl_partition, kl_offset, kl_timestamp, {names} "
             "FROM ({rows}) AS staged{only} "
-            'ORDER BY "key", kl_topic, kl_partition, kl_offset DESC'
-            ') AS of_partition ORDER BY "key", kl_timestamp DESC NULLS LAST, '
+            "ORDER BY {key}, kl_topic, kl_partition, kl_offset DESC"
+            ") AS of_partition ORDER BY {key}, kl_timestamp DESC NULLS LAST, "
             "kl_topic DESC, kl_partition DESC"
-        ).format(names=names, rows=rows, only=only)
+        ).format(key=key, names=names, rows=rows, only=only)
 
     def _delete(self, latest: Composed) -> Composed:
         from psycopg.sql import SQL
 
         return SQL(
-            'DELETE FROM {} AS kept USING ({}) AS latest WHERE kept."key" = latest."key" '
-            "AND latest.kl_deleted"
-        ).format(self.table.identifier, latest)
+            "DELETE FROM {} AS kept USING ({}) AS latest WHERE ({}) = ({}) AND latest.kl_deleted"
+        ).format(self.table.identifier, latest, *self._keys_of_both())
+
+    def _keys_of_both(self) -> tuple[Composed, Composed]:
+        return self.table.key("kept.{}"), self.table.key("latest.{}")
 
     def _delete_others(self, connection: Connection) -> None:
         """Delete the rows whose keys have no staged row to store.
@@ -154,8 +202,10 @@ class Merge:
             connection,
             SQL(
                 "DELETE FROM {} AS kept WHERE NOT EXISTS (SELECT FROM ({}) AS latest "
-                'WHERE latest."key" = kept."key" AND NOT latest.kl_deleted)'
-            ).format(self.table.identifier, self._latest(has_keys_alone=True)),
+                "WHERE ({}) = ({}) AND NOT latest.kl_deleted)"
+            ).format(
+                self.table.identifier, self._latest(has_keys_alone=True), *self._keys_of_both()
+            ),
             self._values(),
         )
 
@@ -166,51 +216,61 @@ class Merge:
         others = [
             name
             for name, column in zip(names, self.staged.target.columns, strict=True)
-            if column.name != "key"
+            if column.name not in self.table.keys
         ]
         updates: SQL | Composed = SQL("")
         if can_conflict and others:
-            updates = SQL('ON CONFLICT ("key") DO UPDATE SET {}').format(
-                SQL(", ").join(SQL("{0} = excluded.{0}").format(name) for name in others)
+            updates = SQL("ON CONFLICT ({}) DO UPDATE SET {}").format(
+                self.table.key(),
+                SQL(", ").join(SQL("{0} = excluded.{0}").format(name) for name in others),
             )
         elif can_conflict:
-            updates = SQL('ON CONFLICT ("key") DO NOTHING')
+            updates = SQL("ON CONFLICT ({}) DO NOTHING").format(self.table.key())
         listed = SQL(", ").join(names)
         return SQL(
             "INSERT INTO {table} ({names}) SELECT {names} FROM ({latest}) AS latest "
             "WHERE NOT kl_deleted {updates}"
         ).format(table=self.table.identifier, names=listed, latest=latest, updates=updates)
 
-    def describe_misfit(self, connection: Connection, *, is_replacing: bool) -> str:
-        """Return the first row that the table refuses, and why; "" if it refuses none."""
+    def misfits(
+        self, connection: Connection, *, is_replacing: bool
+    ) -> Generator[Misfit, None, None]:
+        """Yield the rows that the table refuses; rows that it cannot read, or else cannot store.
+
+        Raises UndeletableRowError.
+        """
+        can_read = True
+        with connection.transaction(force_rollback=True):
+            for misfit in self._unreadable(connection):
+                can_read = False
+                yield misfit
+        if can_read:
+            with connection.transaction(force_rollback=True):
+                yield from self._unstorable(connection, is_replacing)
+
+    def _unstorable(self, connection: Connection, is_replacing: bool) -> Iterator[Misfit]:
         from psycopg.sql import SQL
 
-        with connection.transaction(force_rollback=True):
-            if text := self._unreadable(connection):
-                return text
-        with connection.transaction(force_rollback=True):
-            run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
-            run(
-                connection,
-                SQL(
-                    "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
-                    "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
-                    "AS {number}, * FROM ({latest}) AS latest"
-                ).format(number=SQL(_NUMBER), latest=self._latest()),
-                self._values(),
-            )
-            count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
-            if is_replacing and (reason := self._others_refusal(connection)):
-                return f"a row that no record of the micro-batch keeps cannot be deleted: {reason}"
-            part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s")
-            for statement in (self._delete, self._upsert):
-                if found := self._search(connection, statement(part.format()), 1, count):
-                    number, reason = found
-                    return f"{self._record_text(connection, number)} does not fit: {reason}"
-        return ""
+        run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
+        run(
+            connection,
+            SQL(
+                "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
+                "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
+                "AS {number}, * FROM ({latest}) AS latest"
+            ).format(number=SQL(_NUMBER), latest=self._latest()),
+            self._values(),
+        )
+        count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
+        if is_replacing:
+            self._check_others(connection)
+        part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s")
+        for statement in (self._delete, self._upsert):
+            for number, reason in self._search(connection, statement(part.format()), 1, count):
+                yield self._misfit(connection, number, reason)
 
-    def _unreadable(self, connection: Connection) -> str:
-        """Return the first staged row that the types of the columns cannot hold, and why."""
+    def _unreadable(self, connection: Connection) -> Iterator[Misfit]:
+        """Yield the staged rows that the types of the columns cannot hold."""
         from psycopg.sql import SQL
 
         columns = self.staged.target.columns
@@ -240,17 +300,16 @@ class Merge:
             )
 
         count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
-        found = self._search(connection, store(columns), 1, count)
-        if found is None:
-            return ""
-        number, reason = found
-        for column in columns:
-            if of_column := self._search(connection, store([column]), number, number):
-                reason = f'column "{column.name}": {of_column[1]}'
-                break
-        return f"{self._record_text(connection, number)} does not fit: {reason}"
+        for number, reason in self._search(connection, store(columns), 1, count):
+            words = reason
+            for column in columns:
+                for _, of_column in self._search(connection, store([column]), number, number):
+                    words = f'column "{column.name}": {of_column}'
+                if words != reason:
+                    break
+            yield self._misfit(connection, number, words)
 
-    def _others_refusal(self, connection: Connection) -> str:
+    def _check_others(self, connection: Connection) -> None:
         import psycopg
 
         try:
@@ -259,39 +318,72 @@ class Merge:
         except psycopg.Error as fault:
             if not is_about_rows(fault):
                 raise
-            return _reason(fault)
-        return ""
+            raise UndeletableRowError(
+                f"a row that no record of the micro-batch keeps cannot be deleted: {_reason(fault)}"
+            ) from fault
 
     def _search(
         self, connection: Connection, statement: Composed, first: int, last: int
-    ) -> tuple[int, str] | None:
-        """Apply rows; return the first that is refused, and why."""
+    ) -> Iterator[tuple[int, str]]:
+        """Apply rows; yield the numbers of those that are refused, and why."""
         import psycopg
 
         if last < first:
-            return None
+            return
         try:
             with connection.transaction():
                 run(connection, statement, (first, last))
         except psycopg.Error as fault:
             if not is_about_rows(fault):
                 raise
-            if first == last:
-                return first, _reason(fault)
+            reason = _reason(fault)
+        else:
+            return
+        if first == last:
+            yield first, reason
+        else:
             middle = (first + last) // 2
-            return self._search(connection, statement, first, middle) or self._search(
-                connection, statement, middle + 1, last
-            )
-        return None
+            yield from self._search(connection, statement, first, middle)
+            yield from self._search(connection, statement, middle + 1, last)
 
-    def _record_text(self, connection: Connection, number: int) -> str:
-        row = run(
+    def _misfit(self, connection: Connection, number: int, reason: str) -> Misfit:
+        from psycopg.sql import SQL
+
+        form = "left({}::text, 200)" if len(self.table.keys) == 1 else "left(ROW({})::text, 200)"
+        found = run(
             connection,
-            'SELECT kl_topic, kl_partition, kl_offset, left("key"::text, 200) '
-            "FROM kafkalog_misfits WHERE kl_number = %s",
+            SQL(
+                f"SELECT kl_topic, kl_partition, kl_offset, {form} FROM kafkalog_misfits "
+                "WHERE kl_number = %s"
+            ).format(self.table.key()),
             (number,),
-        ).fetchone()
-        return f"row {number}" if row is None else record_text(*row)
+        ).fetchall()
+        topic, partition, offset, key = found[0]
+        return Misfit(topic, partition, offset, key, reason)
+
+    def without(self, connection: Connection, refused: Sequence[Refusal]) -> Staged:
+        """Delete the rows of these records from the staging table; return those that are left."""
+        from psycopg.sql import SQL
+
+        columns = zip(*((each.topic, each.partition, each.offset) for each in refused), strict=True)
+        topics, partitions, offsets = map(list, columns)
+        deleted = run(
+            connection,
+            SQL(
+                "DELETE FROM {} USING unnest(%(topics)s::text[], %(partitions)s::int[], "
+                "%(offsets)s::bigint[]) AS refused(topic, partition, start) WHERE "
+                "kl_topic = refused.topic AND kl_partition = refused.partition AND "
+                "kl_offset = refused.start AND {} = ANY(%(attempts)s) RETURNING kl_deleted"
+            ).format(self._source, SQL(ATTEMPT)),
+            {"topics": topics, "partitions": partitions, "offsets": offsets, **self._values()},
+        ).fetchall()
+        deletions = sum(is_deletion for (is_deletion,) in deleted)
+        return replace(
+            self.staged,
+            rows=self.staged.rows - len(deleted),
+            deletions=self.staged.deletions - deletions,
+            refused=[*self.staged.refused, *refused],
+        )
 
 
 def _reason(fault: psycopg.Error) -> str:

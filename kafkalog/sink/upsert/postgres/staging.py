@@ -8,15 +8,19 @@ and the table is removed.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.sink.upsert.postgres.client import connect_for_arrow, one, run
+from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
+from kafkalog.sink.upsert.postgres.client import one, run
+from kafkalog.sink.upsert.postgres.plain_arrays import cell
 from kafkalog.sink.upsert.postgres.staging_table import (
     ATTEMPT,
     RefusedRowsError,
@@ -28,7 +32,6 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
-    from adbc_driver_manager.dbapi import Connection as ArrowConnection
     from pyspark.sql import DataFrame
 
     from kafkalog.sink.upsert.postgres.table import Column, PostgresTable
@@ -41,6 +44,7 @@ __all__ = [
     "StagedRows",
     "StagingTask",
     "remove_orphans",
+    "stage",
     "staging_of_a_batch",
 ]
 
@@ -92,7 +96,7 @@ def staging_of_a_batch(
     from psycopg.sql import SQL, Literal
 
     name = f"{_prefix(table)}{_short(batch.query_id)}_{batch.batch_id}_{secrets.token_hex(4)}"
-    target = StagingTable(table.schema, name, tuple(columns))
+    target = StagingTable(table.schema, name, tuple(columns), table.keys)
     run(connection, _STAY)
     run(connection, _LOCK, (_lock_name(table.schema, name),))
     with connection.transaction():
@@ -168,10 +172,14 @@ class StagedRows:
     """The rows that a task's attempt has committed to a staging table."""
 
     attempt: int
-    rows: int
-    deletions: int
-    fault: str | None
+    rows: int = 0
+    deletions: int = 0
+    seems_unique: bool = True
+    """Whether no key was seen twice; keys that lie far apart are not compared."""
+    fault: str | None = None
     """The first row that does not fit, and why; nothing is staged then."""
+    refused: Sequence[Refusal] = ()
+    """The records that were left out, since they do not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,68 +192,135 @@ class StagingTask:
     """
 
     conninfo: str = field(repr=False)
+    """A complete one: a task does not import psycopg."""
     target: StagingTable
+    leaves_out: bool = False
+    """Whether records that do not fit are left out."""
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
-        schema = "attempt bigint, rows bigint, deletions bigint, fault string"
-        numbered = _numbered(frame)
-        return [StagedRows(*row) for row in numbered.mapInArrow(self.run, schema).collect()]
+        found = _numbered(frame).mapInArrow(self.run, "staged binary").collect()
+        results = [StagedRows(**json.loads(row.staged)) for row in found]
+        return [
+            replace(result, refused=[Refusal(*record) for record in result.refused])
+            for result in results
+        ]
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Copy the rows of one Spark partition."""
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         names = [DELETED, *RECORD, *(column.name for column in self.target.columns)]
         named = (batch.rename_columns(names) for batch in batches)
         staged = self.stage(named, 0 if context is None else context.taskAttemptId())
-        kinds = {"attempt": "int64", "rows": "int64", "deletions": "int64", "fault": "string"}
-        columns = [pa.array([getattr(staged, name)], kind) for name, kind in kinds.items()]
-        yield pa.RecordBatch.from_arrays(columns, names=list(kinds))
+        yield cell("staged", json.dumps(asdict(staged)).encode())
 
     def stage(self, batches: Iterable[pa.RecordBatch], attempt: int) -> StagedRows:
-        """Copy rows in one transaction."""
-        chunks = _chunks(batches)
-        first = next(chunks, None)
+        """Copy rows in one transaction, on a connection of its own if there are rows."""
+        small = pieces(batches)
+        first = next(small, None)
         if first is None:
-            return StagedRows(attempt, 0, 0, None)
-        with connect_for_arrow(self.conninfo) as connection:
-            staged = self._copy(connection, attempt, first, chunks)
-        for _ in chunks:  # Spark expects all rows to be read
+            return StagedRows(attempt)
+        with ArrowConnection(self.conninfo) as connection:
+            rows = chain([first], small)
+            staged = stage(connection, self.target, rows, attempt, leaves_out=self.leaves_out)
+        for _ in small:  # Spark expects all rows to be read
             pass
         return staged
 
-    def _copy(
-        self,
-        connection: ArrowConnection,
-        attempt: int,
-        first: list[pa.RecordBatch],
-        following: Iterator[list[pa.RecordBatch]],
-    ) -> StagedRows:
+
+def stage(
+    connection: ArrowConnection,
+    target: StagingTable,
+    batches: Iterable[pa.RecordBatch],
+    attempt: int,
+    *,
+    leaves_out: bool = False,
+) -> StagedRows:
+    """Copy rows in one transaction; each of `batches` is small."""
+    import pyarrow as pa
+
+    copying = _Copying(connection, target, attempt, leaves_out)
+    try:
+        with connection.transaction():
+            connection.execute(_UNSYNCED)
+            for chunk in _chunks(batches):
+                copying.add(pa.Table.from_batches(chunk))
+    except _MisfitError as refused:
+        return StagedRows(attempt, fault=str(refused))
+    return copying.result()
+
+
+class _MisfitError(Exception):
+    """A row does not fit; the message names its record and says why."""
+
+
+class _Copying:
+    """The rows that one transaction copies."""
+
+    def __init__(
+        self, connection: ArrowConnection, target: StagingTable, attempt: int, leaves_out: bool
+    ) -> None:
+        self._connection = connection
+        self._target = target
+        self._attempt = attempt
+        self._leaves_out = leaves_out
+        self._rows = 0
+        self._deletions = 0
+        self._seems_unique = True
+        self._refused: list[Refusal] = []
+
+    def result(self) -> StagedRows:
+        """Return what was copied."""
+        return StagedRows(
+            self._attempt,
+            self._rows,
+            self._deletions,
+            self._seems_unique,
+            refused=self._refused,
+        )
+
+    def add(self, rows: pa.Table) -> None:
+        """Copy rows; if PostgreSQL refuses one, copy each half alone, until that one is found.
+
+        Raises _MisfitError unless rows that do not fit are left out.
+        """
         import pyarrow.compute as pc
 
-        rows = deletions = 0
-        with closing(connection.cursor()) as cursor:
-            cursor.execute(_UNSYNCED)
-        for chunk in chain([first], following):
-            try:
-                self.target.ingest(connection, chunk, attempt)
-            except RefusedRowsError as refused:
-                connection.rollback()
-                text = self.target.describe_misfit(connection, chunk)
-                return StagedRows(attempt, 0, 0, text or str(refused))
-            rows += sum(batch.num_rows for batch in chunk)
-            deletions += sum(pc.sum(batch.column(DELETED)).as_py() or 0 for batch in chunk)
-        connection.commit()
-        return StagedRows(attempt, rows, deletions, None)
+        try:
+            with self._connection.transaction():
+                self._target.ingest(self._connection, rows.to_batches(), self._attempt)
+        except RefusedRowsError as refused:
+            reason = str(refused)
+        else:
+            self._rows += rows.num_rows
+            self._deletions += pc.sum(rows.column(DELETED)).as_py() or 0
+            keys = [rows.column(name) for name in self._target.keys]
+            self._seems_unique = self._seems_unique and _are_distinct(keys)
+            return
+        if rows.num_rows > 1:
+            middle = rows.num_rows // 2
+            self.add(rows.slice(0, middle))
+            self.add(rows.slice(middle))
+            return
+        misfit = self._target.misfit(self._connection, rows, reason)
+        if not self._leaves_out:
+            raise _MisfitError(str(misfit))
+        self._refused.append(misfit.refusal())
+
+
+def _are_distinct(keys: Sequence[pa.ChunkedArray]) -> bool:
+    """Return whether one of the columns has no value twice."""
+    import pyarrow.compute as pc
+
+    return any(pc.count_distinct(key, mode="all").as_py() == len(key) for key in keys)
 
 
 def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     chunk: list[pa.RecordBatch] = []
     size = 0
-    for piece in pieces(batches):
+    for piece in batches:
         chunk.append(piece)
         size += piece.nbytes
         if size >= _CHUNK_SIZE:
@@ -294,5 +369,5 @@ class PackingTask:
         if writer is not None:
             writer.close()
         if writer is not None or size > self.size_max:
-            cell = None if size > self.size_max else target.getvalue().to_pybytes()
-            yield pa.RecordBatch.from_arrays([pa.array([cell], pa.binary())], names=["packed"])
+            is_too_large = size > self.size_max
+            yield cell("packed", None if is_too_large else target.getvalue().to_pybytes())

@@ -7,21 +7,22 @@ upsert's table.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.sink.upsert.postgres.client import is_row_fault, sql_name
+from kafkalog.sink.upsert.postgres.misfit import Misfit
+from kafkalog.sink.upsert.postgres.plain_arrays import repeated
 from kafkalog.sink.upsert.rows import RECORD
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from adbc_driver_manager.dbapi import Connection
     from psycopg.sql import Identifier
 
+    from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
     from kafkalog.sink.upsert.postgres.table import Column
 
-__all__ = ["ATTEMPT", "RefusedRowsError", "StagingTable", "pieces", "record_text"]
+__all__ = ["ATTEMPT", "RefusedRowsError", "StagingTable", "pieces"]
 
 ATTEMPT = "kl_attempt"
 """The staged column with the task attempt that wrote a row."""
@@ -51,6 +52,8 @@ class StagingTable:
     name: str
     columns: tuple[Column, ...]
     """The table's own columns, without those that name a row's record."""
+    keys: tuple[str, ...] = ("key",)
+    """Those of the table's key."""
 
     @property
     def identifier(self) -> Identifier:
@@ -58,9 +61,9 @@ class StagingTable:
         return sql_name(self.schema, self.name)
 
     def ingest(
-        self, connection: Connection, batches: Sequence[pa.RecordBatch], attempt: int
+        self, connection: ArrowConnection, batches: Sequence[pa.RecordBatch], attempt: int
     ) -> None:
-        """Copy rows in the connection's transaction; raises RefusedRowsError."""
+        """Copy rows in the caller's transaction; raises RefusedRowsError."""
         import pyarrow as pa
         from adbc_driver_manager import Error
 
@@ -69,53 +72,29 @@ class StagingTable:
                 if name != "kl_timestamp":  # the table does not store the record's time
                     _check_years(column)
         marked = [
-            batch.append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), len(batch)))
-            for batch in batches
+            batch.append_column(ATTEMPT, repeated(attempt, batch.num_rows)) for batch in batches
         ]
         try:
-            with closing(connection.cursor()) as cursor:
-                cursor.adbc_ingest(
-                    self.name,
-                    pa.Table.from_batches(marked),
-                    mode="append",
-                    db_schema_name=self.schema,
-                )
+            connection.ingest(self.schema, self.name, pa.Table.from_batches(marked))
         except Error as fault:
             if not is_row_fault(fault.sqlstate):
                 raise
             raise RefusedRowsError(_message(fault)) from fault
 
-    def describe_misfit(self, connection: Connection, batches: Sequence[pa.RecordBatch]) -> str:
-        """Return the first row that cannot be copied, and why, by copying halves; "" if all can."""
-        import pyarrow as pa
-
-        rows = pa.Table.from_batches(batches)
-        if self._misfit(connection, rows) is None:
-            return ""
-        start, end = 0, rows.num_rows
-        while end - start > 1:
-            middle = (start + end) // 2
-            if self._misfit(connection, rows.slice(start, middle - start)) is None:
-                start = middle
-            else:
-                end = middle
-        row = rows.slice(start, 1)
-        topic, partition, offset = (row.column(name)[0].as_py() for name in list(RECORD)[:3])
-        record = record_text(topic, partition, offset, _key(row) if offset is None else None)
+    def misfit(self, connection: ArrowConnection, row: pa.Table, reason: str) -> Misfit:
+        """Return the one row that cannot be copied for this `reason`, with its column."""
         for column in self.columns:
-            if reason := self._misfit(connection, row.select([column.name])):
-                return f'{record} does not fit: column "{column.name}": {reason}'
-        return f"{record} does not fit: {self._misfit(connection, row)}"
-
-    def _misfit(self, connection: Connection, rows: pa.Table) -> str | None:
-        """Return why rows, or some columns of them, cannot be copied; None if they can."""
-        try:
-            self.ingest(connection, rows.combine_chunks().to_batches(), 0)
-        except RefusedRowsError as refused:
-            return str(refused)
-        finally:
-            connection.rollback()
-        return None
+            try:
+                with connection.transaction(force_rollback=True):
+                    self.ingest(connection, row.select([column.name]).to_batches(), 0)
+            except RefusedRowsError as refused:
+                reason = f'column "{column.name}": {refused}'
+                break
+        topic, partition, offset = (row.column(name)[0].as_py() for name in list(RECORD)[:3])
+        keys = None if offset is not None else [_value(row, name) for name in self.keys]
+        return Misfit(
+            topic, partition, offset, keys[0] if keys and len(keys) == 1 else keys, reason
+        )
 
 
 def _message(fault: Any) -> str:
@@ -147,19 +126,12 @@ def _check_years(column: pa.Array) -> None:
             )
 
 
-def _key(row: pa.Table) -> object:
-    """Return the key of the one row, as bytes if it is text that is not UTF-8."""
+def _value(row: pa.Table, name: str) -> object:
+    """Return a value of the one row, as bytes if it is text that is not UTF-8."""
     import pyarrow as pa
 
-    key = row.column("key")
+    column = row.column(name)
     try:
-        return key[0].as_py()
+        return column[0].as_py()
     except UnicodeDecodeError:
-        return key.cast(pa.binary())[0].as_py()
-
-
-def record_text(topic: str | None, partition: int | None, offset: int | None, key: object) -> str:
-    """Return the record of a row, as errors name it; the key if the record is not known."""
-    if offset is None:
-        return f"the row of key {key!r:.200}"
-    return f"the record at {topic}-{partition} offset {offset}"
+        return column.cast(pa.binary())[0].as_py()

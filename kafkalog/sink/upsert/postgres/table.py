@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Column", "PostgresTable", "check_names"]
+__all__ = ["Column", "MissingColumnsError", "PostgresTable", "check_names"]
 
 _log = logging.getLogger("kafkalog.sink")
 _POSITIONS = "kafkalog_positions"
@@ -47,10 +47,27 @@ SELECT oid::regclass::text FROM pg_class WHERE relpersistence <> 'p'
 """
 _IS_KEY_UNIQUE = """
 SELECT EXISTS (
-    SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
-    WHERE i.indrelid = %s AND a.attname = 'key' AND i.indisunique AND i.indimmediate
-        AND i.indpred IS NULL AND i.indnkeyatts = 1 AND i.indkey[0] = a.attnum)
+    SELECT FROM pg_index i
+    WHERE i.indrelid = %(oid)s AND i.indisunique AND i.indimmediate AND i.indpred IS NULL
+        AND i.indnkeyatts = cardinality(%(keys)s::text[])
+        AND i.indnkeyatts = (
+            SELECT count(*) FROM pg_attribute a
+            WHERE a.attrelid = i.indrelid AND a.attname = ANY(%(keys)s::text[])
+                AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])))
 """
+
+
+_HAS_BAD_RECORDS = """
+SELECT EXISTS (
+    SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = c.oid
+    WHERE n.nspname = %s AND c.relname = %s AND a.attname = 'bad_records')
+"""
+"""Whether the table of positions exists, with the column that earlier versions did not have."""
+
+
+class MissingColumnsError(Exception):
+    """The rows have columns that the table lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,25 +135,30 @@ class PostgresTable:
 
     schema: str
     name: str
+    existed: bool = True
+    """Whether `find` found it."""
+    keys: tuple[str, ...] = ("key",)
+    """The columns of its key."""
 
     @classmethod
-    def find(cls, connection: Connection, given: str) -> PostgresTable:
+    def find(
+        cls, connection: Connection, given: str, keys: Sequence[str] = ("key",)
+    ) -> PostgresTable:
         """Return the table `name` or `schema.name`; without a schema, the search path decides."""
-        schema, dot, name = given.rpartition(".")
-        if dot:
-            return cls(schema, name)
-        found = one(
+        schema, _, name = given.rpartition(".")
+        schema = schema or one(
             connection,
             "SELECT coalesce((SELECT n.nspname FROM pg_class c JOIN pg_namespace n "
             "ON n.oid = c.relnamespace WHERE c.oid = to_regclass(quote_ident(%s))), "
             "current_schema())",
             (name,),
         )
-        if found is None:
+        if schema is None:
             raise InvalidInputError(
                 f"table {given}: the search path has no schema to put it in; give it as schema.name"
             )
-        return cls(found, name)
+        existed = cls(schema, name).oid(connection) is not None
+        return cls(schema, name, existed, tuple(keys))
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -149,6 +171,12 @@ class PostgresTable:
     def identifier(self) -> Identifier:
         """The table in SQL."""
         return self.beside(self.name)
+
+    def key(self, form: str = "{}") -> Composed:
+        """Return the columns of its key in SQL, each in this form."""
+        from psycopg.sql import SQL
+
+        return SQL(", ").join(SQL(form).format(sql_name(name)) for name in self.keys)
 
     def oid(self, connection: Connection, name: str | None = None) -> int | None:
         """Return the OID of the table, or of `name` beside it; None if it is missing."""
@@ -182,10 +210,10 @@ class PostgresTable:
         """Create the table and the table of positions if they are missing; return the columns.
 
         Raises InvalidInputError if an existing table does not fit or is unlogged, a name is too
-        long, or the schema is missing.
+        long, or the schema is missing; MissingColumnsError if the table lacks columns.
         """
         check_names(f"table {self}", names)
-        if self.oid(connection, _POSITIONS) is None:
+        if not one(connection, _HAS_BAD_RECORDS, (self.schema, _POSITIONS)):
             self._check_schema(connection)
             self._create_positions(connection)
         if self.oid(connection) is None:
@@ -201,9 +229,9 @@ class PostgresTable:
 
         declared = [
             Column(name, column_type(data_type), None).declaration()
-            + SQL(" PRIMARY KEY" if name == "key" else "")
             for name, data_type in zip(names, types, strict=True)
         ]
+        declared.append(SQL("PRIMARY KEY ({})").format(self.key()))
         with connection.transaction():
             self.lock(connection)
             if self.oid(connection) is not None:
@@ -246,7 +274,14 @@ class PostgresTable:
                 SQL(
                     "CREATE TABLE IF NOT EXISTS {} (query_id text, target_table text, "
                     "table_oid oid, batch_id bigint NOT NULL, end_offsets jsonb NOT NULL, "
-                    "time_ms bigint NOT NULL, PRIMARY KEY (query_id, target_table))"
+                    "time_ms bigint NOT NULL, bad_records bigint NOT NULL DEFAULT 0, "
+                    "PRIMARY KEY (query_id, target_table))"
+                ).format(self.beside(_POSITIONS)),
+            )
+            run(
+                connection,
+                SQL(
+                    "ALTER TABLE {} ADD COLUMN IF NOT EXISTS bad_records bigint NOT NULL DEFAULT 0"
                 ).format(self.beside(_POSITIONS)),
             )
 
@@ -257,11 +292,8 @@ class PostgresTable:
         rows = run(connection, _COLUMNS, (oid,)).fetchall()
         found = {row[0]: Column(*row[:4]) for row in rows}
         generated = {row[0] for row in rows if row[4]}
-        missing = [name for name in names if name not in found]
-        if missing:
-            raise InvalidInputError(
-                f"table {self} has the columns {', '.join(found)}; missing: {', '.join(missing)}"
-            )
+        if not found.keys() >= set(names):
+            raise MissingColumnsError
         for name, data_type in zip(names, types, strict=True):
             ours, theirs = column_type(data_type), found[name].kind
             if ours != theirs and "bytea" in {ours, theirs}:
@@ -280,15 +312,49 @@ class PostgresTable:
                     f"rows' {ours}; cast it in select or schema to what the column holds, or make "
                     f"the column {ours}"
                 )
-        if not one(connection, _IS_KEY_UNIQUE, (oid,)):
+        if not one(connection, _IS_KEY_UNIQUE, {"oid": oid, "keys": list(self.keys)}):
             raise InvalidInputError(
-                f'table {self}: column "key" has neither a primary key nor a unique constraint of '
-                "its own, by which its rows are found; add one"
+                f"table {self} has neither a primary key nor a unique constraint of exactly the "
+                f"columns {', '.join(self.keys)}, by which its rows are found; add one"
             )
         return [
             replace(found[name], staged=staged_type(data_type))
             for name, data_type in zip(names, types, strict=True)
         ]
+
+    def additions(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> list[str]:
+        """Return the statements that add the columns which the table lacks; [] if it is missing.
+
+        Raises InvalidInputError if a column of the key is missing.
+        """
+        from psycopg.sql import SQL
+
+        oid = self.oid(connection)
+        if oid is None:
+            return []
+        found = [row[0] for row in run(connection, _COLUMNS, (oid,)).fetchall()]
+        if missing := [name for name in self.keys if name not in found]:
+            raise InvalidInputError(
+                f"table {self} has the columns {', '.join(found)}; of its key are missing: "
+                f"{', '.join(missing)}"
+            )
+        form = SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {}")
+        return [
+            form.format(self.identifier, Column(name, column_type(data_type), None).declaration())
+            .as_string(connection)
+            .replace("%%", "%")
+            for name, data_type in zip(names, types, strict=True)
+            if name not in found
+        ]
+
+    def add_columns(self, connection: Connection, additions: Sequence[str]) -> None:
+        """Run the statements of `additions`."""
+        with connection.transaction():
+            self.lock(connection)
+            for statement in additions:
+                run(connection, statement.replace("%", "%%"))
 
     def positions(self, connection: Connection) -> dict[str, Position]:
         """Return the position of each query that has written to the table.
@@ -303,7 +369,9 @@ class PostgresTable:
         rows = run(
             connection,
             SQL(
-                "SELECT query_id, batch_id, end_offsets, time_ms FROM {} "
+                # The column may be missing until the next micro-batch.
+                "SELECT query_id, batch_id, end_offsets, time_ms, "
+                "coalesce((to_jsonb(p) ->> 'bad_records')::bigint, 0) FROM {} AS p "
                 "WHERE target_table = %s AND table_oid = %s AND batch_id > %s"
             ).format(self.beside(_POSITIONS)),
             (self.name, oid, _UNAPPLIED),
@@ -341,7 +409,7 @@ class PostgresTable:
         row = run(
             connection,
             SQL(
-                "SELECT table_oid, batch_id, end_offsets, time_ms FROM {} "
+                "SELECT table_oid, batch_id, end_offsets, time_ms, bad_records FROM {} "
                 "WHERE query_id = %s AND target_table = %s FOR UPDATE"
             ).format(self.beside(_POSITIONS)),
             (query_id, self.name),
@@ -369,14 +437,15 @@ class PostgresTable:
         run(
             connection,
             SQL(
-                "UPDATE {} SET table_oid = %s, batch_id = %s, end_offsets = %s, time_ms = %s "
-                "WHERE query_id = %s AND target_table = %s"
+                "UPDATE {} SET table_oid = %s, batch_id = %s, end_offsets = %s, time_ms = %s, "
+                "bad_records = %s WHERE query_id = %s AND target_table = %s"
             ).format(self.beside(_POSITIONS)),
             (
                 self.oid(connection),
                 position.batch_id,
                 position.end_offsets_json(),
                 position.time_ms,
+                position.bad_records,
                 query_id,
                 self.name,
             ),

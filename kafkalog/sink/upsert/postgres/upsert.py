@@ -11,32 +11,47 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.position import Position
-from kafkalog.sink.upsert.postgres.client import address, connect, is_about_rows, run
-from kafkalog.sink.upsert.postgres.merge import Merge, Staged
+from kafkalog.sink.upsert.postgres.client import (
+    address,
+    complete_conninfo,
+    connect,
+    connect_for_arrow,
+    is_about_rows,
+    run,
+)
+from kafkalog.sink.upsert.postgres.idle_connections import IdleConnections
+from kafkalog.sink.upsert.postgres.merge import Merge, Staged, UndeletableRowError
 from kafkalog.sink.upsert.postgres.staging import (
     PackingTask,
     StagedRows,
     StagingTask,
     remove_orphans,
+    stage,
     staging_of_a_batch,
 )
-from kafkalog.sink.upsert.postgres.staging_table import StagingTable
-from kafkalog.sink.upsert.postgres.table import Column, PostgresTable, check_names
+from kafkalog.sink.upsert.postgres.staging_table import StagingTable, pieces
+from kafkalog.sink.upsert.postgres.table import (
+    Column,
+    MissingColumnsError,
+    PostgresTable,
+    check_names,
+)
 from kafkalog.sink.upsert.postgres.types import for_postgres
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.rows import UpsertRows
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
 if TYPE_CHECKING:
     import psycopg
     import pyarrow as pa
-    from pyspark.sql import Column as SparkColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -74,14 +89,16 @@ class PostgresUpsert(Upsert):
     int integer, long bigint, float real, double double precision, boolean, date, decimal numeric,
     timestamp `timestamp with time zone`, nested types jsonb, anything else text as Spark casts it.
 
-    An existing table must have these columns, in any type that PostgreSQL reads from their text,
-    and a primary key or unique constraint on `key`. Further columns need defaults. An unlogged
-    table is refused, since a server crash empties it. A column that would round or truncate numbers
-    or times is refused: timestamp into date, decimal(9,3) into numeric(9,2), double into real.
-    Times outside the years 1 to 32767 are refused.
+    An existing table must have these columns, in any type that PostgreSQL reads from their text. It
+    needs a primary key or unique constraint on exactly those of the key. Further columns need
+    defaults. An unlogged table is refused, since a server crash empties it. A column that would
+    round or truncate numbers or times is refused: timestamp into date, decimal(9,3) into
+    numeric(9,2), double into real. Times outside the years 1 to 32767 are refused.
 
     The role needs CREATE in the schema and TEMPORARY in the database. The server must be PostgreSQL
-    12 or newer. A connection pool must work per session, not per transaction.
+    12 or newer. A connection pool must work per session, not per transaction. The driver keeps two
+    connections from one micro-batch to the next, and a third one if another thread asks for the
+    progress of a view.
 
     The table `kafkalog_positions` in the same schema stores positions in the same transaction. A
     position belongs to that very table: one that was created again or restored from a dump has
@@ -96,23 +113,9 @@ class PostgresUpsert(Upsert):
         self,
         conninfo: str,
         table: str,
-        *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | SparkColumn] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
+        **given: Unpack[UpsertArguments],
     ) -> None:
-        super().__init__(
-            table,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(table, **given)
         name = table.rpartition(".")[2]
         if not name or table.startswith(".") or name.startswith("kafkalog_"):
             raise InvalidInputError(f"PostgresUpsert: {table!r} is not a table name")
@@ -124,10 +127,12 @@ class PostgresUpsert(Upsert):
                 f"PostgresUpsert needs psycopg and ADBC: pip install 'kafkalog[postgres]' ({fault})"
             ) from fault
         check_names("PostgresUpsert", [name, table.rpartition(".")[0]])
-        given = address(conninfo)
+        known = address(conninfo)
         self.conninfo = conninfo
-        self._database = f"{given.get('dbname', 'PostgreSQL')}@{given.get('host', 'local')}"
+        self._database = f"{known.get('dbname', 'PostgreSQL')}@{known.get('host', 'local')}"
         self._started: set[str] = set()
+        self._connections = IdleConnections(connect, conninfo)
+        self._arrow_connections = IdleConnections(connect_for_arrow, conninfo)
 
     @property
     def where(self) -> str:
@@ -156,13 +161,33 @@ class PostgresUpsert(Upsert):
         import psycopg
 
         try:
-            with connect(self.conninfo) as connection:
+            with self._connections.borrow() as connection:
                 yield connection
         except adbc_driver_manager.Error as fault:
             raise StorageError(f"{self.where}: {' '.join(str(fault).split())}") from fault
         except psycopg.Error as fault:
             text = fault.diag.message_primary or " ".join(str(fault).split())
             raise StorageError(f"{self.where}: {text}") from fault
+
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        with self.connection() as connection:
+            table = PostgresTable.find(connection, self.table, rows.keys)
+            return table.additions(connection, rows.names, rows.types)
+
+    def prepare(
+        self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
+    ) -> tuple[PostgresTable, list[Column]]:
+        """Create or find the table; return it and its columns. Raises InvalidInputError."""
+        table = PostgresTable.find(connection, self.table, self.shape.keys)
+        try:
+            return table, table.prepare(connection, names, types)
+        except MissingColumnsError:
+            additions = table.additions(connection, names, types)
+            if not self.adds_columns:
+                raise self.lacks_columns(additions) from None
+        table.add_columns(connection, additions)
+        return table, table.prepare(connection, names, types)
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         rows = self.shape.rows(df, latest=not self.shape.is_row_by_row)
@@ -173,15 +198,14 @@ class PostgresUpsert(Upsert):
         if count_max is not None and count_max <= _SMALL:
             packed = PackingTask(_PACKED_SIZE_MAX).collect(frame)
         with self.connection() as connection:
-            table = PostgresTable.find(connection, self.table)
-            columns = table.prepare(connection, rows.names, rows.types)
+            table, columns = self.prepare(connection, rows.names, rows.types)
             if packed is None or batch.run_id not in self._started:
                 remove_orphans(connection, table)
                 self._started.add(batch.run_id)
             if packed is None:
-                self._merge_staged(connection, table, columns, batch, frame)
+                self._merge_staged(connection, table, columns, batch, frame, df=df)
             else:
-                self.merge_small(connection, table, columns, batch, packed)
+                self.merge_small(connection, table, columns, batch, packed, df=df)
 
     def merge_small(
         self,
@@ -190,11 +214,17 @@ class PostgresUpsert(Upsert):
         columns: Sequence[Column],
         batch: Batch,
         rows: Sequence[pa.RecordBatch],
+        *,
+        df: DataFrame | None = None,
     ) -> bool:
         """Apply rows that are on the driver; return False if the table has them already."""
         with staging_of_a_batch(connection, table, columns, batch) as target:
-            staged = StagingTask(self.conninfo, target).stage(rows, 0)
-            return self.merge_staged(connection, table, batch, target, [staged])
+            staged = []
+            leaves_out = self.bad_records.are_left_out
+            if rows:
+                with self._arrow_connections.borrow() as arrow:
+                    staged = [stage(arrow, target, pieces(rows), 0, leaves_out=leaves_out)]
+            return self.merge_staged(connection, table, batch, target, staged, df=df)
 
     def _merge_staged(
         self,
@@ -203,10 +233,13 @@ class PostgresUpsert(Upsert):
         columns: Sequence[Column],
         batch: Batch,
         frame: DataFrame,
+        *,
+        df: DataFrame,
     ) -> None:
         with staging_of_a_batch(connection, table, columns, batch) as target:
-            results = StagingTask(self.conninfo, target).collect(frame)
-            self.merge_staged(connection, table, batch, target, results)
+            conninfo = complete_conninfo(self.conninfo)
+            task = StagingTask(conninfo, target, self.bad_records.are_left_out)
+            self.merge_staged(connection, table, batch, target, task.collect(frame), df=df)
 
     def merge_staged(
         self,
@@ -215,8 +248,13 @@ class PostgresUpsert(Upsert):
         batch: Batch,
         target: StagingTable,
         results: Sequence[StagedRows],
+        *,
+        df: DataFrame | None = None,
     ) -> bool:
-        """Apply rows that tasks have staged; return False if the table has them already."""
+        """Apply rows that tasks have staged; return False if the table has them already.
+
+        `df` has the records, for those that are refused and left out.
+        """
         faults = [result.fault for result in results if result.fault]
         if faults:
             raise self._misfit(batch, faults[0])
@@ -225,12 +263,32 @@ class PostgresUpsert(Upsert):
             [result.attempt for result in results if result.rows],
             sum(result.rows for result in results),
             sum(result.deletions for result in results),
+            all(result.seems_unique for result in results),
+            [record for result in results for record in result.refused],
         )
+        while True:
+            try:
+                return self._merge(connection, table, batch, staged, df)
+            except _RefusedError as fault:
+                merge = Merge(table, staged)
+                refused = self._refused(connection, batch, merge, fault)
+                staged = merge.without(connection, refused)
+
+    def _refused(
+        self, connection: Connection, batch: Batch, merge: Merge, fault: _RefusedError
+    ) -> list[Refusal]:
+        """Return the records that the table refuses; raise InvalidInputError for the first one.
+
+        It is raised unless such records are left out, or if no record of the micro-batch is it.
+        """
         try:
-            return self._merge(connection, table, batch, staged)
-        except _RefusedError as refused:
-            text = Merge(table, staged).describe_misfit(connection, is_replacing=batch.is_replacing)
-            raise self._misfit(batch, text or str(refused)) from refused.__cause__
+            with closing(merge.misfits(connection, is_replacing=batch.is_replacing)) as misfits:
+                first = next(misfits, None)
+                if first is not None and self.bad_records.are_left_out:
+                    return [misfit.refusal() for misfit in (first, *misfits)]
+        except UndeletableRowError as row:
+            raise self._misfit(batch, str(row)) from fault.__cause__
+        raise self._misfit(batch, str(first or fault)) from fault.__cause__
 
     def _merge(
         self,
@@ -238,6 +296,7 @@ class PostgresUpsert(Upsert):
         table: PostgresTable,
         batch: Batch,
         staged: Staged,
+        df: DataFrame | None,
     ) -> bool:
         """Run the transaction; repeat it if PostgreSQL ended it because of a deadlock."""
         import psycopg
@@ -256,7 +315,15 @@ class PostgresUpsert(Upsert):
                         Merge(table, staged).run(connection, is_replacing=is_replacing)
                         if is_replacing:
                             table.forget_others(connection, batch.query_id)
-                        table.record(connection, batch.query_id, batch.position())
+                        reached = batch.position(refused=len(staged.refused))
+                        table.record(connection, batch.query_id, reached)
+                        if staged.refused:
+                            # The log takes the dead letters once: no row may be refused later.
+                            run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
+                            # Spark writes them meanwhile.
+                            run(connection, "SET LOCAL idle_in_transaction_session_timeout TO 0")
+                            assert df is not None
+                            self.leave_out_refused(df, batch, staged.refused)
                         is_applied = True
                 break
             except psycopg.Error as fault:

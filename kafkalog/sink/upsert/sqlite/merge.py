@@ -1,7 +1,9 @@
 """From staged rows to the SQLite table, in the caller's transaction: one statement for all rows.
 
 Rows are inserted in the order of their keys, as the index of a large table is then written once. If
-a statement fails, ever smaller pieces of the rows are tried, until one row is left to blame.
+a statement fails, ever smaller pieces of the rows are tried, until one row is left to blame. It
+fails the merge, or it is left out. An earlier record of its key then counts as the latest, so the
+staging file must have all records, and the merge chooses among them.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.rows import DELETED
-from kafkalog.sink.upsert.sqlite.staging_file import NUMBER, ORIGIN, ROWS, misfit
+from kafkalog.sink.upsert.sqlite.staging_file import NUMBER, ORIGIN, ROWS, TIME, misfit
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 
 __all__ = ["SQLiteMerge"]
@@ -21,33 +24,90 @@ _ROW_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError)
 """Faults that a single row causes."""
 _SOURCE = f"kafkalog_staged.{ROWS}"
 _OTHERS = "temp.kafkalog_others"
+_LATEST = "temp.kafkalog_latest"
+"""The numbers of the rows that count, if others are staged too."""
 
 
 class SQLiteMerge:
-    """The merge of the rows of a staging file into a table."""
+    """The merge of the rows of a staging file into a table.
 
-    def __init__(self, table: SQLiteTable, staging_file: Path) -> None:
+    With `leaves_out` the file has all records, and those that the table refuses are left out.
+    Without it, the file has the latest record of each key.
+    """
+
+    def __init__(self, table: SQLiteTable, staging_file: Path, *, leaves_out: bool = False) -> None:
         self._table = table
+        self._leaves_out = leaves_out
+        self._refused: dict[int, Refusal] = {}
         self._connection = table.connection
         self._connection.execute("ATTACH ? AS kafkalog_staged", (str(staging_file),))
         self._names = [quoted(name) for name in table.names]
-        updates = ", ".join(f"{name} = excluded.{name}" for name in self._names if name != '"key"')
+        self._keys = [quoted(name) for name in table.keys]
+        updates = [f"{name} = excluded.{name}" for name in self._names if name not in self._keys]
         self._on_conflict = (
-            f'ON CONFLICT ("key") DO {"UPDATE SET " + updates if updates else "NOTHING"}'
+            f"ON CONFLICT ({', '.join(self._keys)}) DO "
+            f"{'UPDATE SET ' + ', '.join(updates) if updates else 'NOTHING'}"
         )
-        self._some = f"mine.{NUMBER} BETWEEN ? AND ? AND NOT mine.{DELETED}"
+        only = f" AND mine.{NUMBER} IN {_LATEST}" if leaves_out else ""
+        self._deletions = f"mine.{DELETED}{only}"
+        self._rows = f"NOT mine.{DELETED}{only}"
+        self._some = f"mine.{NUMBER} BETWEEN ?1 AND ?2"
 
-    def run(self) -> None:
-        """Delete and upsert the rows; raises InvalidInputError that names a record."""
-        # BINARY whatever collation the column declares: "A" is not "a" in a log.
-        self._apply(
-            f'DELETE FROM {quoted(self._table.name)} WHERE "key" COLLATE BINARY IN '
-            f'(SELECT "key" FROM {_SOURCE} WHERE {NUMBER} BETWEEN ? AND ? AND {DELETED})'
+    def run(self, *, is_replacing: bool) -> list[Refusal]:
+        """Delete and upsert the rows, or make them the table's; return what was left out.
+
+        Raises InvalidInputError that names a record.
+        """
+        apply = self._replace if is_replacing else self._upsert
+        if not self._leaves_out:
+            apply()
+            return []
+        known = -1
+        while known < len(self._refused):
+            known = len(self._refused)
+            self._connection.execute("SAVEPOINT kafkalog_merge")
+            self._choose()
+            apply()
+            if known < len(self._refused):
+                self._connection.execute("ROLLBACK TO kafkalog_merge")
+            self._connection.execute("RELEASE kafkalog_merge")
+        return list(self._refused.values())
+
+    def _choose(self) -> None:
+        """Choose the latest record of each key, as `latest_rows` does, among those not refused."""
+        key = ", ".join(self._keys)
+        self._connection.execute(
+            f"CREATE TEMP TABLE kafkalog_refused ({NUMBER} INTEGER PRIMARY KEY)"
         )
+        self._connection.executemany(
+            "INSERT INTO temp.kafkalog_refused VALUES (?)", [(number,) for number in self._refused]
+        )
+        self._connection.execute(
+            f"CREATE TEMP TABLE kafkalog_latest ({NUMBER} INTEGER PRIMARY KEY)"
+        )
+        self._connection.execute(
+            f"INSERT INTO {_LATEST} SELECT {NUMBER} FROM ("
+            f"SELECT {NUMBER}, row_number() OVER (PARTITION BY {key} "
+            f"ORDER BY {TIME} DESC, kl_topic DESC, kl_partition DESC) AS kl_rank FROM ("
+            f"SELECT *, row_number() OVER (PARTITION BY {key}, kl_topic, kl_partition "
+            f"ORDER BY kl_offset DESC) AS kl_age FROM {_SOURCE} "
+            f"WHERE {NUMBER} NOT IN temp.kafkalog_refused) WHERE kl_age = 1) WHERE kl_rank = 1"
+        )
+        self._connection.execute("DROP TABLE temp.kafkalog_refused")
+
+    def _upsert(self) -> None:
+        keys = ", ".join(self._keys)
+        deleted = f"SELECT {keys} FROM {_SOURCE} AS mine WHERE {self._some} AND {self._deletions}"
+        # BINARY whatever collation a column declares: "A" is not "a" in a log.
+        exactly = ", ".join(f"{key} COLLATE BINARY" for key in self._keys)
+        wanted = f"({exactly}) IN ({deleted})"
+        if len(self._keys) > 1:  # SQLite finds several columns by their index only as they are
+            wanted = f"({keys}) IN ({deleted}) AND {wanted}"
+        self._apply(f"DELETE FROM {quoted(self._table.name)} WHERE {wanted}")
         self._insert()
 
-    def replace(self) -> None:
-        """Make the rows the table's; raises InvalidInputError that names a record.
+    def _replace(self) -> None:
+        """Make the rows the table's.
 
         Columns that the upsert does not write keep their values as long as the key stays. The rows
         are inserted into an empty table, so that no old row blocks a unique value.
@@ -68,6 +128,7 @@ class SQLiteMerge:
         """Save the values of columns that the upsert does not write, for keys that stay."""
         kept = ", ".join(f"kl_{number}" for number in range(len(others)))
         columns = ", ".join(f"theirs.{quoted(name)}" for name in others)
+        same = " AND ".join(f"theirs.{key} = mine.{key} COLLATE BINARY" for key in self._keys)
         self._connection.execute(
             f"CREATE TEMP TABLE kafkalog_others ({NUMBER} INTEGER PRIMARY KEY, {kept})"
         )
@@ -75,17 +136,18 @@ class SQLiteMerge:
             f"INSERT INTO {_OTHERS} SELECT mine.{NUMBER}, {columns} "
             # A cross join reads the left table first, and finds each key by the right one's index.
             f"FROM {_SOURCE} AS mine CROSS JOIN {quoted(self._table.name)} AS theirs "
-            f'ON theirs."key" = mine."key" COLLATE BINARY WHERE NOT mine.{DELETED}'
+            f"ON {same} WHERE {self._rows}"
         )
 
     def _insert(self, others: Sequence[str] = (), join: str = "", only: str = "") -> None:
         into = ", ".join([*self._names, *map(quoted, others)])
         kept = [f"theirs.kl_{number}" for number in range(len(others))]
         values = ", ".join([*(f"mine.{name}" for name in self._names), *kept])
+        order = ", ".join(f"mine.{key}" for key in self._keys)
         self._apply(
-            f"INSERT INTO {quoted(self._table.name)} ({into}) "
-            f"SELECT {values} FROM {_SOURCE} AS mine {join} WHERE {self._some} {only} "
-            f'ORDER BY mine."key" {self._on_conflict}'
+            f"INSERT INTO {quoted(self._table.name)} ({into}) SELECT {values} "
+            f"FROM {_SOURCE} AS mine {join} WHERE {self._some} AND {self._rows} {only} "
+            f"ORDER BY {order} {self._on_conflict}"
         )
 
     def _apply(self, statement: str) -> None:
@@ -93,25 +155,28 @@ class SQLiteMerge:
         (last,) = self._connection.execute(
             f"SELECT coalesce(max({NUMBER}), 0) FROM {_SOURCE}"
         ).fetchone()
-        try:
-            self._connection.execute(statement, (1, last))
-        except _ROW_FAULTS as fault:
-            if self._connection.in_transaction:  # else a trigger has rolled it back
-                self._blame(statement, 1, last)
-            raise InvalidInputError(f"{self._table.where}: {fault}") from fault
+        self._apply_some(statement, 1, last)
 
-    def _blame(self, statement: str, first: int, last: int) -> None:
-        """Apply rows; raise InvalidInputError for the first that does not fit."""
+    def _apply_some(self, statement: str, first: int, last: int) -> None:
+        """Run a statement on a piece of the rows, or on ever smaller ones."""
         try:
             self._connection.execute(statement, (first, last))
         except _ROW_FAULTS as fault:
             if not self._connection.in_transaction:  # a trigger has rolled it back
                 raise InvalidInputError(f"{self._table.where}: {fault}") from fault
             if first == last:
-                record = self._connection.execute(
-                    f"SELECT {', '.join(ORIGIN)} FROM {_SOURCE} WHERE {NUMBER} = ?", (first,)
-                ).fetchone()
-                raise misfit(self._table.where, record, fault) from fault
+                self._refuse(first, fault)
+                return
             middle = (first + last) // 2
-            self._blame(statement, first, middle)
-            self._blame(statement, middle + 1, last)
+            self._apply_some(statement, first, middle)
+            self._apply_some(statement, middle + 1, last)
+
+    def _refuse(self, number: int, fault: sqlite3.Error) -> None:
+        """Leave out the row of this number; raise InvalidInputError unless the merge may."""
+        topic, partition, offset = self._connection.execute(
+            f"SELECT {', '.join(ORIGIN)} FROM {_SOURCE} WHERE {NUMBER} = ?", (number,)
+        ).fetchone()
+        refusal = Refusal(topic, partition, offset, str(fault))
+        if not self._leaves_out:
+            raise misfit(self._table.where, refusal) from fault
+        self._refused[number] = refusal

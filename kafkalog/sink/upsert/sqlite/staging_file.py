@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.rows import DELETED, RECORD
 from kafkalog.sink.upsert.sqlite.table import quoted
 from kafkalog.storage_engine.fs import files
@@ -31,14 +32,14 @@ from kafkalog.storage_engine.fs.locks import FileLock
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NUMBER", "ORIGIN", "ROWS", "StagingFile", "check_client", "misfit"]
+__all__ = ["NUMBER", "ORIGIN", "ROWS", "TIME", "StagingFile", "check_client", "misfit"]
 
 _PAUSE_S = 0.05
 ROWS = "kafkalog_rows"
 NUMBER = "kl_number"
 """The column that numbers the rows from 1, in the order in which they came."""
-ORIGIN = list(RECORD)[:3]
-"""The columns that name a row's record."""
+*ORIGIN, TIME = RECORD
+"""The columns that name a row's record, and its timestamp, which a file of all records has too."""
 _UNSAFE = ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF")
 """The file is of no use after a crash."""
 
@@ -87,19 +88,26 @@ class StagingFile:
                     files.remove(self.path)
 
     def fill(
-        self, encoding: str, names: Sequence[str], driver_batches: Iterable[pa.RecordBatch]
-    ) -> None:
+        self,
+        encoding: str,
+        names: Sequence[str],
+        driver_batches: Iterable[pa.RecordBatch],
+        *,
+        leaves_out: bool = False,
+    ) -> list[Refusal]:
         """Write all rows; `encoding` is that of the database's text.
 
-        Raises InvalidInputError for text that is not UTF-8, and StorageError.
+        A row with text that is not UTF-8 raises InvalidInputError. With `leaves_out` it is left out
+        and returned. Raises StorageError.
         """
         from adbc_driver_manager import Error
         from adbc_driver_sqlite import dbapi
 
-        columns = [DELETED, *ORIGIN, *names]
+        columns = [DELETED, *ORIGIN, *([TIME] if leaves_out else []), *names]
         # Columns without a type store each value as it comes.
         declared = ", ".join([f"{NUMBER} INTEGER PRIMARY KEY", *map(quoted, columns)])
         first = (f"PRAGMA encoding = '{encoding}'", *_UNSAFE, f"CREATE TABLE {ROWS} ({declared})")
+        refused: list[Refusal] = []
         try:
             with (
                 closing(dbapi.connect(str(self.path), autocommit=True)) as connection,
@@ -109,39 +117,66 @@ class StagingFile:
                     cursor.executemany(statement, None)
                 for driver_batch in driver_batches:
                     rows = driver_batch.rename_columns([DELETED, *RECORD, *names]).select(columns)
-                    self._check_text(rows)
-                    cursor.adbc_ingest(ROWS, rows, mode="append")
+                    if bad := _not_utf8(rows):
+                        refused += self._refusals(rows, bad, leaves_out=leaves_out)
+                        rows = rows.filter([number not in bad for number in range(len(rows))])
+                    cursor.adbc_ingest(ROWS, _with_numbered_times(rows), mode="append")
                 cursor.executemany("COMMIT", None)
         except Error as fault:
             raise StorageError(f"{self._where}: {self.path.name}: {fault}") from fault
+        return refused
 
-    def _check_text(self, rows: pa.RecordBatch) -> None:
-        """Raise InvalidInputError for text that is not UTF-8; SQLite would store it."""
-        import pyarrow as pa
+    def _refusals(
+        self, rows: pa.RecordBatch, bad: Mapping[int, str], *, leaves_out: bool
+    ) -> list[Refusal]:
+        """Return the records of rows by number, with why; raise InvalidInputError for the first."""
+        topics, partitions, offsets = rows.select(ORIGIN).take(list(bad)).columns
+        refusals = [
+            Refusal(topic.as_py(), partition.as_py(), offset.as_py(), reason)
+            for topic, partition, offset, reason in zip(
+                topics, partitions, offsets, bad.values(), strict=True
+            )
+        ]
+        if not leaves_out:
+            raise misfit(self._where, refusals[0])
+        return refusals
 
-        for name, column in zip(rows.schema.names, rows.columns, strict=True):
-            try:
-                column.validate(full=True)
-            except pa.ArrowInvalid as fault:
-                number = next(n for n in range(len(column)) if not _is_valid(column.slice(n, 1)))
-                record = [rows.column(name)[number].as_py() for name in ORIGIN]
-                reason = f"column {name}: text that is not UTF-8"
-                raise misfit(self._where, record, reason) from fault
+
+def _with_numbered_times(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with their timestamps, if they have any, as microseconds."""
+    place = rows.schema.get_field_index(TIME)
+    if place < 0:
+        return rows
+    return rows.set_column(place, TIME, rows.column(place).cast("int64"))
 
 
-def _is_valid(column: pa.Array) -> bool:
+def _not_utf8(rows: pa.RecordBatch) -> dict[int, str]:
+    """Return the numbers of rows with text that is not UTF-8, and why; SQLite would store it."""
+    return {
+        number: f"column {name}: text that is not UTF-8"
+        for name, column in zip(rows.schema.names, rows.columns, strict=True)
+        for number in _invalid(column, 0, len(column))
+    }
+
+
+def _invalid(column: pa.Array, first: int, count: int) -> Iterator[int]:
+    """Yield the numbers of the values that are not what the column's type says."""
     import pyarrow as pa
 
     try:
-        column.validate(full=True)
+        column.slice(first, count).validate(full=True)
     except pa.ArrowInvalid:
-        return False
-    return True
+        if count == 1:
+            yield first
+        else:
+            half = count // 2
+            yield from _invalid(column, first, half)
+            yield from _invalid(column, first + half, count - half)
 
 
-def misfit(where: str, record: Sequence[object], reason: object) -> InvalidInputError:
+def misfit(where: str, refusal: Refusal) -> InvalidInputError:
     """Return the error that names the record of a row that does not fit."""
-    topic, partition, offset = record
+    topic, partition, offset, reason = refusal
     return InvalidInputError(
         f"{where}: the record at {topic}-{partition} offset {offset} does not fit: {reason}"
     )

@@ -26,35 +26,59 @@ class SQLiteTable:
     """The table `name`, whose columns `names` are written; `where` begins its errors."""
 
     def __init__(
-        self, connection: sqlite3.Connection, where: str, name: str, names: Sequence[str]
+        self,
+        connection: sqlite3.Connection,
+        where: str,
+        name: str,
+        names: Sequence[str],
+        keys: Sequence[str] = ("key",),
     ) -> None:
         self.connection = connection
         self.where = where
         self.name = name
         self.names = list(names)
+        self.keys = list(keys)
 
     def create(self, types: Sequence[str]) -> None:
-        """Create the table if it is missing, with the SQLite `types` of its columns.
-
-        Raises InvalidInputError if an existing table lacks a column, generates it, or declares it
-        so that SQLite would change the values: BLOB as TEXT, TEXT as INTEGER. Also if its `key` is
-        not unique, or unique by another collation than BINARY.
-        """
+        """Create the table if it is missing, with the SQLite `types` of its columns."""
         columns = ", ".join(
-            f"{quoted(name)} {kind}{' NOT NULL PRIMARY KEY' if name == 'key' else ''}"
+            f"{quoted(name)} {kind}{' NOT NULL' if name in self.keys else ''}"
             for name, kind in zip(self.names, types, strict=True)
         )
-        self.connection.execute(f"CREATE TABLE IF NOT EXISTS {quoted(self.name)} ({columns})")
+        self.connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {quoted(self.name)} "
+            f"({columns}, PRIMARY KEY ({', '.join(map(quoted, self.keys))}))"
+        )
+
+    def additions(self, types: Sequence[str]) -> list[str]:
+        """Return the statements that add the columns which the table lacks.
+
+        Raises InvalidInputError if a column of the key is missing.
+        """
+        found = [row[1] for row in self._table_xinfo()]
+        known = {name.lower() for name in found}
+        if missing := [name for name in self.keys if name.lower() not in known]:
+            raise InvalidInputError(
+                f"{self.where} has the columns {', '.join(found)}; of its key are missing: "
+                f"{', '.join(missing)}"
+            )
+        return [
+            f"ALTER TABLE {quoted(self.name)} ADD COLUMN {quoted(name)} {kind}"
+            for name, kind in zip(self.names, types, strict=True)
+            if name.lower() not in known
+        ]
+
+    def check(self, types: Sequence[str]) -> None:
+        """Check a table that has all columns for values of SQLite's `types`.
+
+        Raises InvalidInputError if it generates a column, or declares one so that SQLite would
+        change the values: BLOB as TEXT, TEXT as INTEGER. Also if its key is not unique, or unique
+        by another collation than BINARY.
+        """
         found = self._table_xinfo()
         is_strict = self._is_strict()
         declared = {row[1].lower(): row[2] for row in found}
         generated = {row[1].lower() for row in found if row[6] in _GENERATED}
-        missing = [name for name in self.names if name.lower() not in declared]
-        if missing:
-            raise InvalidInputError(
-                f"{self.where} has the columns {', '.join(row[1] for row in found)}; "
-                f"missing: {', '.join(missing)}"
-            )
         for name, kind in zip(self.names, types, strict=True):
             if name.lower() in generated:
                 raise InvalidInputError(
@@ -66,7 +90,9 @@ class SQLiteTable:
                     f"{self.where}: column {name} is declared {declared[name.lower()]}, the rows "
                     f"bring {kind}; cast it in select, key_type or schema, or change the table"
                 )
-        self._check_key([row[1] for row in found if row[5]], declared["key"])
+        primary = [row[1].lower() for row in found if row[5]]
+        is_rowid = len(primary) == 1 and declared[primary[0]].upper() == "INTEGER"
+        self._check_key(primary if is_rowid else [])
 
     def _table_xinfo(self) -> list[tuple[Any, ...]]:
         return self.connection.execute(f"PRAGMA table_xinfo({quoted(self.name)})").fetchall()
@@ -90,27 +116,32 @@ class SQLiteTable:
         query = f"SELECT 1 FROM {quoted(self.name)} LIMIT 1"
         return self.connection.execute(query).fetchone() is not None
 
-    def _check_key(self, primary: Sequence[str], declared: str) -> None:
-        """Refuse a table where two rows may have one key, or two keys must share a row."""
+    def _check_key(self, rowid: Sequence[str]) -> None:
+        """Refuse a table where two rows may have one key, or two keys must share a row.
+
+        `rowid`: the column, if any, that is SQLite's number of the row and has no index.
+        """
+        key = sorted(name.lower() for name in self.keys)
+        which = f"column {self.keys[0]}" if len(key) == 1 else f"columns {', '.join(self.keys)}"
+        verb = "is" if len(key) == 1 else "are"
         collations = []
         for _, index, is_unique, _, is_partial in self.connection.execute(
             f"PRAGMA index_list({quoted(self.name)})"
         ).fetchall():
             columns = self.connection.execute(f"PRAGMA index_xinfo({quoted(index)})").fetchall()
-            parts = [(row[2] or "", row[4]) for row in columns if row[5]]
-            if is_unique and not is_partial and [name.lower() for name, _ in parts] == ["key"]:
-                collations.append(parts[0][1])
-        others = [collation for collation in collations if collation.upper() != "BINARY"]
+            parts = [((row[2] or "").lower(), row[4]) for row in columns if row[5]]
+            if is_unique and not is_partial and sorted(name for name, _ in parts) == key:
+                collations.append([collation for _, collation in parts])
+        others = [each for found in collations for each in found if each.upper() != "BINARY"]
         if others:
             raise InvalidInputError(
-                f"{self.where}: column key is unique by the collation {others[0]}, which takes "
-                "different keys for one; make its unique index COLLATE BINARY"
+                f"{self.where}: {which} {verb} unique by the collation {others[0]}, which takes "
+                "different keys for one; make the unique index COLLATE BINARY"
             )
-        is_rowid = [name.lower() for name in primary] == ["key"] and declared.upper() == "INTEGER"
-        if not collations and not is_rowid:
+        if not collations and list(rowid) != key:
             raise InvalidInputError(
-                f"{self.where}: column key is neither the primary key nor unique; CREATE UNIQUE "
-                "INDEX on it, or let the table be created"
+                f"{self.where}: {which} {verb} neither the primary key nor unique; CREATE UNIQUE "
+                f"INDEX on exactly {which}, or let the table be created"
             )
 
     def clear(self) -> None:

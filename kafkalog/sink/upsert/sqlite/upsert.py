@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
@@ -21,13 +21,13 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
-from kafkalog.sink.upsert.upsert import Batch, Upsert
+from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 __all__ = ["SQLiteUpsert"]
 
@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS kafkalog_positions (
     batch_id INTEGER NOT NULL,
     end_offsets TEXT NOT NULL,
     time_ms INTEGER NOT NULL,
+    bad_records INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (query_id, target_table)
 )
 """
@@ -59,10 +60,13 @@ class SQLiteUpsert(Upsert):
     becomes NULL. Arrays, maps and structs become TEXT in JSON; anything else TEXT as Spark casts
     it.
 
-    A missing table is created. An existing one must declare these columns for such values, and
-    `key` as its primary key or unique, by the collation BINARY. Further columns need defaults. They
-    keep their values as long as the row's key stays, even if all rows are replaced; that takes room
-    in SQLite's temporary directory. A record that the table refuses fails the micro-batch.
+    A missing table is created. An existing one must declare these columns for such values. Its
+    primary key, or a unique index by the collation BINARY, must have exactly the columns of the
+    key. Further columns need defaults. They keep their values as long as the row's key stays, even
+    if all rows are replaced; that takes room in SQLite's temporary directory.
+
+    With `on_bad_record` other than "fail", all records of a micro-batch pass through the driver,
+    not only the latest per key. Dead letters are written while the file is locked.
 
     The rows of a micro-batch wait in a staging file beside the database, which takes as much room
     as they do. ADBC writes that file: the extra `sqlite`. Only Python's `sqlite3` opens the
@@ -82,23 +86,10 @@ class SQLiteUpsert(Upsert):
         database: str | PathLike[str],
         table: str,
         *,
-        select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None = None,
-        schema: StructType | str | None = None,
-        key_type: str = "binary",
-        name: str = "",
-        reset_writer: bool = False,
-        replace_first: bool = False,
         timeout_s: float = 60.0,
+        **given: Unpack[UpsertArguments],
     ) -> None:
-        super().__init__(
-            table,
-            select=select,
-            schema=schema,
-            key_type=key_type,
-            name=name,
-            reset_writer=reset_writer,
-            replace_first=replace_first,
-        )
+        super().__init__(table, **given)
         if table.lower().startswith(("sqlite_", "kafkalog_")):
             raise InvalidInputError(f"SQLiteUpsert: {table!r} is not a table name")
         self.database = fspath(database)
@@ -132,10 +123,26 @@ class SQLiteUpsert(Upsert):
             found = connection.execute(f"SELECT 1 FROM {quoted(self.table)} LIMIT 1").fetchone()
             return found is not None
 
+    def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
+        """Return the statements that add the columns which the rows have and the table lacks."""
+        if not Path(self.database).exists():
+            return []
+        with self._connection() as connection:
+            if not _exists(connection, self.table):
+                return []
+            return self._table(connection, rows.names).additions([_kind(t) for t in rows.types])
+
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         parts = parts_for(batch.record_count_max(position))
-        kinds, rows = _for_sqlite(self.shape.rows(df, latest=True, parts=parts))
-        self.apply(batch, rows.names, kinds, in_driver_batches(rows.frame))
+        is_latest = not self.bad_records.are_left_out
+        rows = self.shape.rows(df, latest=is_latest, parts=parts)
+        stored = [_stored(name, kind) for name, kind in zip(rows.names, rows.types, strict=True)]
+        frame = rows.frame.select(DELETED, *RECORD, *stored)
+        if not is_latest:
+            keys = list(map(column_of, rows.keys))
+            frame = frame.repartition(*keys) if parts is None else frame.repartition(parts, *keys)
+        kinds = [_kind(data_type) for data_type in rows.types]
+        self.apply(batch, rows.names, kinds, in_driver_batches(frame), df=df)
 
     def apply(
         self,
@@ -143,40 +150,58 @@ class SQLiteUpsert(Upsert):
         names: Sequence[str],
         kinds: Sequence[str],
         driver_batches: Iterable[pa.RecordBatch],
+        *,
+        df: DataFrame | None = None,
     ) -> bool:
         """Apply driver batches in one transaction; return False if the table has them already.
 
-        The rows are those of `UpsertRows`, at most one per key. `kinds` are the SQLite types of the
-        columns `names`.
+        The rows are those of `UpsertRows`: the latest of each key, or all if bad records are left
+        out. `kinds` are the SQLite types of the columns `names`. `df` has the records, for those
+        that are refused and left out.
         """
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
         staging = StagingFile(self.database, self.where, self.table)
+        leaves_out = self.bad_records.are_left_out
         with self._connection() as connection, staging.held(self.timeout_s):
             (encoding,) = connection.execute("PRAGMA encoding").fetchone()
             # Spark computes the rows meanwhile, so the database is not locked yet.
-            staging.fill(encoding, names, driver_batches)
+            refused = staging.fill(encoding, names, driver_batches, leaves_out=leaves_out)
             if is_new:
                 with suppress(sqlite3.OperationalError):  # another process is doing it
                     connection.execute("PRAGMA journal_mode = WAL")
-            table = SQLiteTable(connection, self.where, self.table, names)
-            merge = SQLiteMerge(table, staging.path)
+            table = self._table(connection, names)
+            merge = SQLiteMerge(table, staging.path, leaves_out=leaves_out)
             connection.execute("BEGIN IMMEDIATE")
             position = self._positions(connection).get(batch.query_id)
             if not self.is_due(batch, position):
                 return False
             self._check_gap(batch, position)
             is_replacing = batch.is_replacing and position is None
+            self._declare_positions(connection)
             if is_replacing or not _exists(connection, self.table):
                 self._forget(connection)
-            table.create(kinds)
-            if is_replacing:
-                merge.replace()
-            else:
-                merge.run()
-            self._record(connection, batch)
+            self._prepare(table, kinds)
+            refused += merge.run(is_replacing=is_replacing)
+            self._record(connection, batch, len(refused))
+            if refused:
+                assert df is not None
+                self.leave_out_refused(df, batch, refused)
             connection.commit()
         return True
+
+    def _table(self, connection: sqlite3.Connection, names: Sequence[str]) -> SQLiteTable:
+        return SQLiteTable(connection, self.where, self.table, names, self.shape.keys)
+
+    def _prepare(self, table: SQLiteTable, kinds: Sequence[str]) -> None:
+        """Create the table, or make sure that it takes rows of these SQLite types."""
+        table.create(kinds)
+        additions = table.additions(kinds)
+        if additions and not self.adds_columns:
+            raise self.lacks_columns(additions)
+        for statement in additions:
+            table.connection.execute(statement)
+        table.check(kinds)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -213,14 +238,18 @@ class SQLiteUpsert(Upsert):
     def _positions(self, connection: sqlite3.Connection) -> dict[str, Position]:
         if not all(_exists(connection, name) for name in (self.table, "kafkalog_positions")):
             return {}
+        # The column may be missing until the next micro-batch.
+        count = "bad_records" if _counts_bad_records(connection) else "0"
         found = connection.execute(
-            "SELECT query_id, batch_id, end_offsets, time_ms FROM kafkalog_positions "
+            f"SELECT query_id, batch_id, end_offsets, time_ms, {count} FROM kafkalog_positions "
             "WHERE target_table = ?",
             (self.table,),
         )
         return {row[0]: self._position(*row) for row in found}
 
-    def _position(self, query_id: str, batch_id: int, ends: str, time_ms: int) -> Position:
+    def _position(
+        self, query_id: str, batch_id: int, ends: str, time_ms: int, bad_records: int
+    ) -> Position:
         try:
             offsets = {
                 topic: {number: int(end) for number, end in partitions.items()}
@@ -232,27 +261,40 @@ class SQLiteUpsert(Upsert):
                 f"expected {{topic: {{partition: offset}}}}, found {ends[:100]!r}; delete that row "
                 "and make the table again"
             ) from fault
-        return Position(batch_id, offsets, time_ms)
+        return Position(batch_id, offsets, time_ms, bad_records)
+
+    def _declare_positions(self, connection: sqlite3.Connection) -> None:
+        connection.execute(_POSITIONS)
+        if not _counts_bad_records(connection):
+            connection.execute(
+                "ALTER TABLE kafkalog_positions ADD COLUMN bad_records INTEGER NOT NULL DEFAULT 0"
+            )
 
     def _forget(self, connection: sqlite3.Connection) -> None:
-        connection.execute(_POSITIONS)
         connection.execute(
             "DELETE FROM kafkalog_positions WHERE target_table = ? COLLATE NOCASE", (self.table,)
         )
 
-    def _record(self, connection: sqlite3.Connection, batch: Batch) -> None:
-        position = batch.position()
-        connection.execute(_POSITIONS)
+    def _record(self, connection: sqlite3.Connection, batch: Batch, refused: int) -> None:
+        position = batch.position(refused=refused)
         connection.execute(
-            "INSERT OR REPLACE INTO kafkalog_positions VALUES (?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO kafkalog_positions "
+            "(query_id, target_table, batch_id, end_offsets, time_ms, bad_records) "
+            "VALUES (?, ?, ?, ?, ?, ?)",
             (
                 batch.query_id,
                 self.table,
                 position.batch_id,
                 position.end_offsets_json(),
                 position.time_ms,
+                position.bad_records,
             ),
         )
+
+
+def _counts_bad_records(connection: sqlite3.Connection) -> bool:
+    columns = connection.execute("PRAGMA table_info(kafkalog_positions)").fetchall()
+    return any(row[1] == "bad_records" for row in columns)
 
 
 def _exists(connection: sqlite3.Connection, table: str) -> bool:
@@ -262,25 +304,23 @@ def _exists(connection: sqlite3.Connection, table: str) -> bool:
     return found is not None
 
 
-def _for_sqlite(rows: UpsertRows) -> tuple[list[str], UpsertRows]:
-    kinds, columns = [], []
-    for name, data_type in zip(rows.names, rows.types, strict=True):
-        kind, column = _stored(column_of(name), data_type)
-        kinds.append(kind)
-        columns.append(column.alias(name))
-    return kinds, UpsertRows(rows.frame.select(DELETED, *RECORD, *columns), rows.names, rows.types)
-
-
-def _stored(column: Column, data_type: DataType) -> tuple[str, Column]:
-    from pyspark.sql import functions as F
-
+def _kind(data_type: DataType) -> str:
+    """Return SQLite's type for the values of Spark's."""
     name = data_type.typeName()
     if name == "binary":
-        return "BLOB", column
+        return "BLOB"
     if name in {"boolean", "byte", "short", "integer", "long"}:
-        return "INTEGER", column
-    if name in {"float", "double"}:
-        return "REAL", column
-    if name in {"array", "map", "struct"}:
-        return "TEXT", F.to_json(column)
-    return "TEXT", column.cast("string")
+        return "INTEGER"
+    return "REAL" if name in {"float", "double"} else "TEXT"
+
+
+def _stored(name: str, data_type: DataType) -> Column:
+    """Return the column `name` as SQLite stores it."""
+    from pyspark.sql import functions as F
+
+    column = column_of(name)
+    if data_type.typeName() in {"array", "map", "struct"}:
+        column = F.to_json(column)
+    elif _kind(data_type) == "TEXT":
+        column = column.cast("string")
+    return column.alias(name)

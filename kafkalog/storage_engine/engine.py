@@ -17,14 +17,14 @@ from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import TopicState
+from kafkalog.storage_engine.metadata.writer import Writer, last_batch
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
 from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import BATCH_SIZE, Writer
+from kafkalog.storage_engine.writing.staging import BATCH_SIZE, StagedMessage, StagedWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -199,7 +199,7 @@ class Engine(Store):
         """
         with self.transaction() as transaction:
             if writer is not None:
-                known = commit.last_batch(transaction.state, writer, _now(now_ms))
+                known = last_batch(transaction.state, writer, _now(now_ms))
                 if known is not None and known.batch_id == writer.batch_id:
                     return False
             commit.remove_aborted(self.root, transaction.state, staged, writer, prefix, run=run)

@@ -32,6 +32,8 @@ class Extent:
     base_offset: int
     next_offset: int
     leader_epoch: int
+    max_timestamp: int
+    """The largest timestamp of its batches in epoch ms; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def _values(extent: Extent) -> list[Any]:
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
     found = Extent(str(topic_id), *map(int, numbers))
-    if min(numbers) < 0 or found.next_offset <= found.base_offset or not found.size:
+    is_short = not found.size or found.next_offset <= found.base_offset
+    if is_short or min(numbers[:-1]) < 0 or found.max_timestamp < -1:
         raise ValueError(f"{values}: no extent")
     return found
 

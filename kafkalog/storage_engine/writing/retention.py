@@ -22,9 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import (
-    InvalidInputError,
     LockedByBrokerError,
-    OffsetOutOfRangeError,
     StorageError,
 )
 from kafkalog.storage_engine.format import layout
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-HIGH_WATERMARK = -1
-"""Means the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,23 +262,10 @@ def _retain(
 def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
     with store.transaction() as transaction:
-        known = transaction.topic(topic)
-        state = known.partitions[partition]
-        if not TopicConfig.parse(known.config).is_deleted:
-            policy = known.config.get("cleanup.policy", "delete")
-            raise InvalidInputError(
-                f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
-                f"{policy!r}: write tombstones, or alter the topic to compact,delete"
-            )
-        offset = state.high_watermark if before == HIGH_WATERMARK else before
-        if not 0 <= offset <= state.high_watermark:
-            raise OffsetOutOfRangeError(
-                topic, partition, before, state.log_start_offset, state.high_watermark
-            )
-        if offset > state.log_start_offset:
-            transaction.raise_log_start(topic, partition, offset)
+        state = transaction.topic(topic).partitions[partition]
+        log_start = transaction.delete_records(topic, partition, before)
+        if log_start > state.log_start_offset:
             transaction.publish(now_ms)
-        log_start = max(offset, state.log_start_offset)
         directory = store.partition_directory(topic, partition)
         _trim_epochs(directory, log_start, state.high_watermark)
         return log_start

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
@@ -40,6 +41,11 @@ class LogChange:
         self._change = change
         self._created: dict[str, TopicState] = {}
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything is drafted."""
+        return bool(self._change)
+
     # --- topics ----------------------------------------------------------------------------------
 
     def topic(self, name: str) -> TopicState:
@@ -67,11 +73,12 @@ class LogChange:
         self._created[name] = state
         return state
 
-    def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
+    def alter_topic(self, name: str, config: Mapping[str, str]) -> TopicState:
         """Replace a topic's config overrides."""
         topic = self.topic(name)
         TopicConfig.parse(config)
         self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
+        return dataclasses.replace(topic, config=MappingProxyType(dict(config)))
 
     def delete_topic(self, name: str, now_ms: int) -> None:
         """Delete a topic; what it had may be removed after its `file.delete.delay.ms`."""

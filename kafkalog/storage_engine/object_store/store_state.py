@@ -55,7 +55,7 @@ class StoreChange(Change):
         self.swept: int | None = None
 
     def __bool__(self) -> bool:
-        return super().__bool__() or bool(self.objects or self.dropped or self.swept)
+        return super().__bool__() or bool(self.objects or self.dropped or self.swept is not None)
 
     def add(self, name: str, size: int, extents: Sequence[Extent]) -> None:
         """Add an object with records."""
@@ -98,7 +98,7 @@ class StoreState:
     objects: Mapping[str, DataObject] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
     """Objects that were dropped, with the number of the commit that did so."""
-    swept: int = 0
+    swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
     bytes_since: int = 0
     """The size of the commits since a snapshot was due."""
@@ -138,7 +138,7 @@ class StoreState:
                 kept[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
             objects, dead = kept, gone
         dead = {**dead, **{name: int(at) for name, at in change.get("dead", EMPTY).items()}}
-        return StoreState(log, objects, dead, max(self.swept, int(change.get("swept", 0))))
+        return StoreState(log, objects, dead, max(self.swept, int(change.get("swept", -1))))
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:
         """Raise StorageError for a new object that a sweep has declared dead."""

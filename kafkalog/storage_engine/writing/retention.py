@@ -17,7 +17,6 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import (
@@ -80,30 +80,11 @@ def count_expired(
     """
     sizes = _sizes(segments, state)
     ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
-    last = len(segments) - 1
-    count = 0
 
-    def advance(matches: Callable[[int], bool]) -> None:
-        nonlocal count
-        while (
-            count <= last
-            and ends[count] <= state.high_watermark
-            and (count < last or sizes[count] > 0)
-            and matches(count)
-        ):
-            count += 1
+    def is_older(number: int, horizon_ms: int) -> bool:
+        return _is_expired(segments[number], sizes[number], horizon_ms)
 
-    # The last segment stays: no successor's base lies at or below the log start.
-    advance(lambda n: n < last and ends[n] <= state.log_start_offset)
-    if not config.is_deleted:
-        return count
-    if config.retention_bytes >= 0:
-        totals = list(accumulate(sizes))
-        removable = sum(sizes) - config.retention_bytes
-        advance(lambda n: totals[n] <= removable)
-    if config.retention_ms >= 0:
-        advance(lambda n: _is_expired(segments[n], sizes[n], now_ms - config.retention_ms))
-    return count
+    return count_oldest(sizes, ends, state, config, is_older=is_older, now_ms=now_ms)
 
 
 def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:

@@ -59,6 +59,8 @@ class Run(NamedTuple):
     rows: int
     is_segment: bool = False
     """The file has only this run, and is renamed to become a segment."""
+    max_timestamp: int = layout.NO_TIMESTAMP
+    """The largest timestamp in epoch ms, which the commit of an object records; else -1."""
 
 
 @dataclass(frozen=True, slots=True)

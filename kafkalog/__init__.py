@@ -89,8 +89,10 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         is_lag = _HOMES[name] == "datasource.lag"
         if is_lag and importlib.util.find_spec("pyspark") is None:
+            from kafkalog.extras import install_command
+
             raise ModuleNotFoundError(
-                f"kafkalog.{name} needs the package pyspark: pip install 'kafkalog[spark]'"
+                f"kafkalog.{name} needs the package pyspark: {install_command('spark')}"
             )
         return getattr(importlib.import_module(f"kafkalog.{_HOMES[name]}"), name)
     if name in _ROOMS:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kafkalog.cleaner.report.status import status
 from kafkalog.errors import InvalidInputError
+from kafkalog.extras import install_command
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 
@@ -173,7 +174,7 @@ def served(
         import prometheus_client
     except ImportError as fault:
         raise InvalidInputError(
-            "metrics need the package prometheus-client: pip install 'kafkalog[metrics]'"
+            f"metrics need the package prometheus-client: {install_command('metrics')}"
         ) from fault
     registry = prometheus_client.CollectorRegistry()
     metrics = CleanerMetrics(engine, cleaner)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.extras import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -77,7 +78,7 @@ def _check_session(spark: SparkSession) -> None:
     if importlib.util.find_spec("google") is None or not _has_protobuf():
         raise InvalidInputError(
             "updates(previous=True) needs the package protobuf, by which Spark's Python workers "
-            "reach its state: pip install 'kafkalog[state]'"
+            f"reach its state: {install_command('state')}"
         )
 
 

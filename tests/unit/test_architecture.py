@@ -60,7 +60,7 @@ NOT_BELOW = {
     ("inspection", "cleaner"),
 }
 """Rooms that do without one that is below them."""
-LEAVES = {"errors", "plain_errors", "schema", "spark_options", "cleaner/config"}
+LEAVES = {"errors", "extras", "plain_errors", "schema", "spark_options", "cleaner/config"}
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
 """Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""
@@ -476,6 +476,16 @@ def test_version_is_the_same_everywhere() -> None:
     assert f"## {kafkalog.__version__}" in (ROOT / "CHANGELOG.md").read_text().replace(
         "[", ""
     ).replace("]", "")
+
+
+def test_an_error_names_the_packages_of_an_extra_as_the_project_does() -> None:
+    import tomllib
+
+    from kafkalog.extras import PACKAGES
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert {name: tuple(extras[name]) for name in PACKAGES} == PACKAGES
 
 
 def test_rooms_are_found_without_an_import_of_their_own() -> None:

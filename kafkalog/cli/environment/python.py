@@ -12,9 +12,10 @@ from typing import Final
 import kafkalog
 from kafkalog.cli.environment.check import Check
 from kafkalog.cli.environment.program import printed_by
+from kafkalog.extras import install_command
 
 _SPARK_MIN: Final = (4, 2)
-_INSTALL: Final = "Install what Spark needs: pip install 'kafkalog[spark]'."
+_INSTALL: Final = f"Install what Spark needs: {install_command('spark')}."
 _VARIABLE: Final = "PYSPARK_PYTHON"
 _ASKED: Final = """
 import sys

@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.extras import install_command
 from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import (
@@ -124,7 +125,7 @@ class PostgresUpsert(Upsert):
             import psycopg  # noqa: F401
         except ImportError as fault:
             raise InvalidInputError(
-                f"PostgresUpsert needs psycopg and ADBC: pip install 'kafkalog[postgres]' ({fault})"
+                f"PostgresUpsert needs psycopg and ADBC: {install_command('postgres')} ({fault})"
             ) from fault
         check_names("PostgresUpsert", [name, table.rpartition(".")[0]])
         known = address(conninfo)

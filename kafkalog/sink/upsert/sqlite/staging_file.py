@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.extras import install_command
 from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.rows import DELETED, RECORD
 from kafkalog.sink.upsert.sqlite.table import quoted
@@ -50,7 +51,7 @@ def check_client() -> None:
         import adbc_driver_sqlite  # noqa: F401
     except ImportError as fault:
         raise InvalidInputError(
-            f"SQLiteUpsert needs ADBC: pip install 'kafkalog[sqlite]' ({fault})"
+            f"SQLiteUpsert needs ADBC: {install_command('sqlite')} ({fault})"
         ) from fault
 
 

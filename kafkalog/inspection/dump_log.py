@@ -142,7 +142,8 @@ def _records(
             for record in range(len(table)):
                 yield _record(table, record, row, options)
     except CorruptBatchError as fault:
-        yield finding(chunk.path, "records", fault.position, fault.expected, fault.found)
+        place = Path(chunk.path)
+        yield finding(place, "records", fault.position, fault.expected, fault.found)
 
 
 def _record(table: RecordTable, record: int, row: dict[str, int], options: DumpOptions) -> Entry:

@@ -21,7 +21,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 
@@ -134,7 +134,7 @@ class Store(LogStore):
         start: int | None = None,
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> PartitionSnapshot:
+    ) -> DirectorySnapshot:
         """Open a snapshot of a partition; close it after use.
 
         Args:
@@ -145,7 +145,7 @@ class Store(LogStore):
             known_end: A high watermark that a broker may not know after a restart.
             check: Called with the state of a log of ours, which it may refuse.
         """
-        from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+        from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         topic_id = self.check_partition(topic, partition)
         if self._brokers is not None:

@@ -76,7 +76,7 @@ LIGHT = [
     "kafkalog.storage_engine.writing.partition",
     "kafkalog.storage_engine.format.batch",
     "kafkalog.storage_engine.object_store.client",
-    "kafkalog.storage_engine.reading.partition_snapshot",
+    "kafkalog.storage_engine.reading.directory_snapshot",
     "kafkalog.cleaner.schedule.thread",
     "kafkalog.cleaner.schedule.manager",
     "kafkalog.cleaner.report.status",

@@ -6,9 +6,11 @@ that hold the records. A commit's change is that of the local journal, with thes
 
 from __future__ import annotations
 
+import dataclasses
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
@@ -43,6 +45,66 @@ class DataObject:
     size: int
     added_at: int
     extents: Sequence[Extent]
+
+
+class PlacedExtent(NamedTuple):
+    """An extent, and the name of its object."""
+
+    object_name: str
+    extent: Extent
+
+
+def covering(extents: Sequence[PlacedExtent], start: int, end: int) -> Sequence[PlacedExtent]:
+    """Return the extents, ascending, that hold offsets of [start, end)."""
+    first = bisect_right(extents, start, key=lambda placed: placed.extent.next_offset)
+    stop = bisect_left(extents, end, lo=first, key=lambda placed: placed.extent.base_offset)
+    return extents[first:stop]
+
+
+class _ExtentIndex:
+    """The extents of each partition, ascending; made at the first question.
+
+    Later states derive theirs from it, so a reader that polls sorts no extent twice.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, int], Sequence[PlacedExtent]] | None = None
+
+    def of(
+        self, objects: Mapping[str, DataObject], topic_id: str, partition: int
+    ) -> Sequence[PlacedExtent]:
+        """Return the extents of a partition; `objects` are those of the state."""
+        if self._found is None:
+            self._found = _merged({}, objects)
+        return self._found.get((topic_id, partition), ())
+
+    def after(
+        self, dropped: Mapping[str, DataObject], added: Mapping[str, DataObject]
+    ) -> _ExtentIndex:
+        """Return the index of the state in which some objects are dropped and some added."""
+        index = _ExtentIndex()
+        if self._found is not None:
+            found = dict(self._found)
+            for place in {(e.topic_id, e.partition) for o in dropped.values() for e in o.extents}:
+                kept = [each for each in found[place] if each.object_name not in dropped]
+                found[place] = tuple(kept)
+            index._found = _merged(found, added)
+        return index
+
+
+def _merged(
+    found: dict[tuple[str, int], Sequence[PlacedExtent]], added: Mapping[str, DataObject]
+) -> dict[tuple[str, int], Sequence[PlacedExtent]]:
+    """Add the extents of objects to those of each partition."""
+    new: dict[tuple[str, int], list[PlacedExtent]] = {}
+    for name, each in added.items():
+        for extent in each.extents:
+            place = extent.topic_id, extent.partition
+            new.setdefault(place, []).append(PlacedExtent(name, extent))
+    for place, extents in new.items():
+        together = (*found.get(place, ()), *extents)
+        found[place] = tuple(sorted(together, key=lambda each: each.extent.base_offset))
+    return found
 
 
 class StoreChange(Change):
@@ -104,11 +166,16 @@ class StoreState:
     """The size of the commits since a snapshot was due."""
     is_snapshot_due: bool = False
     """The writer of this commit also writes a snapshot: every reader decides so alike."""
+    index: _ExtentIndex = field(default_factory=_ExtentIndex, compare=False, repr=False)
 
     @property
     def number(self) -> int:
         """The number of the commit that led to this state."""
         return self.log.number
+
+    def extents(self, topic_id: str, partition: int) -> Sequence[PlacedExtent]:
+        """Return the extents of a partition with the names of their objects, ascending."""
+        return self.index.of(self.objects, topic_id, partition)
 
     def apply(self, number: int, change: Mapping[str, Any], size: int) -> StoreState:
         """Return the state after a commit of `size` bytes.
@@ -120,13 +187,13 @@ class StoreState:
         state = self._changed(number, change)
         since = self.bytes_since + size
         is_due = number % SNAPSHOT_COMMITS == 0 or since >= SNAPSHOT_BYTES
-        return StoreState(
-            state.log, state.objects, state.dead, state.swept, 0 if is_due else since, is_due
+        return dataclasses.replace(
+            state, bytes_since=0 if is_due else since, is_snapshot_due=is_due
         )
 
     def _changed(self, number: int, change: Mapping[str, Any]) -> StoreState:
         log = self.log.apply(number, change)
-        objects, dead = self.objects, self.dead
+        objects, dead, index = self.objects, self.dead, self.index
         if change.get("dropped") or change.get("objects"):
             kept, gone = dict(objects), dict(dead)
             for name in change.get("dropped", ()):
@@ -136,9 +203,14 @@ class StoreState:
                 layout.seen_by_stored(name)
                 number_added = int(added_at[0]) if added_at else number
                 kept[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
+            index = index.after(
+                {name: objects[name] for name in change.get("dropped", ())},
+                {name: kept[name] for name in change.get("objects", EMPTY)},
+            )
             objects, dead = kept, gone
         dead = {**dead, **{name: int(at) for name, at in change.get("dead", EMPTY).items()}}
-        return StoreState(log, objects, dead, max(self.swept, int(change.get("swept", -1))))
+        swept = max(self.swept, int(change.get("swept", -1)))
+        return StoreState(log, objects, dead, swept, index=index)
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:
         """Raise StorageError for a new object that a sweep has declared dead."""

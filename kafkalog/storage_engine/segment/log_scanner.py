@@ -110,7 +110,7 @@ class ScannedBatches:
 
     buffer: bytes
     table: BatchTable
-    path: Path
+    path: Path | str
     file_position: int
     is_valid: npt.NDArray[np.bool_]
 
@@ -158,7 +158,7 @@ class LogScanner:
     def __init__(
         self,
         source: ByteSource,
-        path: Path,
+        path: Path | str,
         policy: FaultPolicy,
         *,
         limit: int,

@@ -370,13 +370,13 @@ def locate(source: ByteSource, limit: int, index: OffsetIndex, offset: int) -> i
     return 0
 
 
-def locate_time(source: ByteSource, limit: int, segment: SegmentFiles, timestamp: int) -> int:
+def locate_time(
+    source: ByteSource, limit: int, index: OffsetIndex, times: TimeIndex, timestamp: int
+) -> int:
     """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
 
     It comes from a time index entry that its batch confirms, or is 0.
     """
-    index = OffsetIndex(segment.index, segment.base_offset)
-    times = TimeIndex(segment.time_index, segment.base_offset)
     for tried, (largest, offset) in enumerate(times.hints(timestamp)):
         if tried == _TIME_HINTS:
             break
@@ -419,7 +419,9 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     """
     with files.closing(files.open_to_read(segment.log)) as fd:
         source = FileBytes(fd)
-        end = locate_time(source, limit, segment, layout.INT64_MAX)
+        index = OffsetIndex(segment.index, segment.base_offset)
+        times = TimeIndex(segment.time_index, segment.base_offset)
+        end = locate_time(source, limit, index, times, layout.INT64_MAX)
         largest = layout.NO_TIMESTAMP
         for position, header in headers(source, end, limit):
             largest = max(largest, header.max_timestamp)

@@ -14,11 +14,12 @@ to fill a segment. It comes once per query, topic and process.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_directory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -36,10 +37,11 @@ _warned: set[tuple[str, str]] = set()
 
 def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     """Warn, after the commit, that no cleaner cleans the option's topic; raise nothing."""
-    if options.topic is None or (query_id, options.topic) in _warned:
+    place = options.place
+    if options.topic is None or (query_id, options.topic) in _warned or not isinstance(place, Path):
         return
     try:
-        store = shared_engine(options.root)
+        store = shared_directory(place)
         topic = store.state().topics.get(options.topic)
         if topic is None:
             return
@@ -51,14 +53,14 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         if not locks or any(lock.is_held_alone() for lock in locks):
             return
     except (KafkaLogError, OSError) as fault:
-        _log.debug("%s: whether a cleaner is at work is unknown: %s", options.root, fault)
+        _log.debug("%s: whether a cleaner is at work is unknown: %s", options.place, fault)
         return
     _warned.add((query_id, options.topic))
     _log.warning(
         "topic %s at %s is dirty past its min.cleanable.dirty.ratio and no cleaner is at work; "
         "keep the log open with kafkalog.open(path, cleaner=True), or call its clean(%r)",
         options.topic,
-        options.root,
+        options.place,
         options.topic,
     )
 

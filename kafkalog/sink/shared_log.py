@@ -6,39 +6,72 @@ writer would read the whole journal each time, up to a megabyte.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
+Place: TypeAlias = Path | StoreAddress
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
 _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}
 """By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
-def shared_engine(root: Path) -> Engine:
+def shared_engine(place: Place) -> LogEngine:
     """Return the shared engine of a log, which is created if it is missing. Never close it.
 
-    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
+    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `open_engine`.
     """
+    return _object_log(place) if isinstance(place, StoreAddress) else shared_directory(place)
+
+
+def shared_store(place: Place, *, read_only: bool = False) -> LogStore:
+    """Return the shared store of a log, which is created if it is missing. Never close it.
+
+    Tasks pass `read_only`: they may run on another host than the writers of a directory's journal.
+    Raises the errors of `open_store`.
+    """
+    if isinstance(place, StoreAddress):
+        return _object_log(place)
+    return _shared(place, Store, read_only=read_only)
+
+
+def shared_directory(root: Path) -> Engine:
+    """Return the shared engine of a log directory, as `shared_engine` does."""
     from kafkalog.storage_engine.engine import Engine
 
     return _shared(root, Engine, read_only=False)
 
 
-def shared_store(root: Path, *, read_only: bool = False) -> Store:
-    """Return the shared store of a log, which is created if it is missing. Never close it.
+def seen_by_driver(place: Place, topic: str | None) -> SeenLog | None:
+    """Return what tasks need to know of a log in an object store; None for a directory.
 
-    Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
-    errors of `Store`.
+    `topic` is the one that they write to, if it is known.
     """
-    return _shared(root, Store, read_only=read_only)
+    if not isinstance(place, StoreAddress):
+        return None
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
+
+    return SeenLog.of(_object_log(place), topic)
+
+
+@functools.lru_cache(_OPENED_MAX)
+def _object_log(place: StoreAddress) -> ObjectLog:
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    return ObjectLog(place)
 
 
 def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:

@@ -31,7 +31,7 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import seen_by_driver, shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
     from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 
 _log = logging.getLogger("kafkalog.sink")
@@ -59,8 +60,7 @@ def batch_writer(
             'Save mode Overwrite not allowed for Kafka. Give .mode("append"), the only one that '
             "both Spark, for a sink in Python, and a log allow."
         )
-    parsed, columns = _prepare(options, schema)
-    return TableBatchWriter(parsed, columns)
+    return TableBatchWriter(*_prepare(options, schema))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -69,20 +69,22 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     Spark sets `overwrite` for output mode `complete`; the rows are appended, as in Spark's Kafka
     sink. Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
     """
-    parsed, columns = _prepare(options, schema)
+    parsed, columns, seen = _prepare(options, schema)
     if parsed.txn_app_id is not None:
         raise InvalidInputError(
             "options txnAppId and txnVersion are for df.write; "
             "a stream is exactly once by its query id and micro-batch id"
         )
-    return StreamWriter(parsed, columns)
+    return StreamWriter(parsed, columns, seen)
 
 
-def _prepare(options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
+def _prepare(
+    options: Mapping[str, str], schema: StructType
+) -> tuple[SinkOptions, SinkColumns, SeenLog | None]:
     parsed = SinkOptions.parse(options)
     columns = SinkColumns.of(schema, parsed.topic)
     prepare_topic(parsed, columns)
-    return parsed, columns
+    return parsed, columns, seen_by_driver(parsed.place, parsed.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +103,10 @@ class SinkMessage(WriterCommitMessage):
 class _LogWriter:
     """Common to batch and stream writers: stage rows, publish what is staged."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
         self.options = options
         self.columns = columns
+        self.seen = seen
 
     def _stage(
         self,
@@ -125,9 +128,10 @@ class _LogWriter:
                 if batch.num_rows == 0:
                     continue
                 if staging is None:
+                    log = self.seen or shared_store(self.options.place, read_only=True)
                     staging = StagedWriter(
-                        self.options.root,
-                        shared_store(self.options.root, read_only=True).state(),
+                        log,
+                        log.state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,
@@ -153,7 +157,7 @@ class _LogWriter:
 
     def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
         staged = [message.staged for message in messages if message and message.staged]
-        shared_engine(self.options.root).commit(
+        shared_engine(self.options.place).commit(
             staged,
             writer=writer,
             create=self.options.created,
@@ -180,11 +184,11 @@ class _LogWriter:
         if run is None:
             return
         try:
-            shared_engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
+            shared_engine(self.options.place).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
-                self.options.root,
+                self.options.place,
                 prefix,
                 fault,
             )
@@ -199,15 +203,16 @@ class _LogWriter:
             )
         if not self.options.given_for_topics:
             return
-        topics = shared_engine(self.options.root).state().topics
+        topics = shared_engine(self.options.place).state().topics
         written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
         for name in sorted(written & topics.keys()):
             differing = options_without_effect(self.options, topics[name])
             if differing:
                 _warn_once(
                     (writer, "topic", name),
-                    f"topic {name} at {self.options.root} exists, so these options have no effect: "
-                    f"{', '.join(differing)}; KafkaLog.alter_topic changes a topic's configs",
+                    f"topic {name} at {self.options.place} exists, so these options have no "
+                    f"effect: {', '.join(differing)}; KafkaLog.alter_topic changes a topic's "
+                    "configs",
                 )
 
 
@@ -215,8 +220,8 @@ class _LogWriter:
 class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
     """The writer of one `df.write`: Spark pickles this object for its tasks and its commit."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        super().__init__(options, columns)
+    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
+        super().__init__(options, columns, seen)
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)

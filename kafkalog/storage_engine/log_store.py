@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TypeAlias
 
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.log.log_store import LogStore
-from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url
+from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url, store_address
 
-__all__ = ["LogEngine", "LogStore", "Place", "open_engine", "open_store"]
+__all__ = [
+    "LogEngine",
+    "LogStore",
+    "Place",
+    "open_engine",
+    "open_store",
+    "opened_for_spark",
+    "spark_path",
+]
 
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
 
@@ -62,6 +72,22 @@ def open_engine(
     from kafkalog.storage_engine.engine import Engine
 
     return Engine(found, read_only=read_only, create=create)
+
+
+def spark_path(place: str | PathLike[str]) -> str:
+    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is."""
+    given = fspath(place)
+    is_address = given.lower().startswith(("/", "file:")) or is_store_url(given)
+    return given if is_address else str(Path(given).absolute())
+
+
+def opened_for_spark(options: Mapping[str, str]) -> LogStore:
+    """Open the log that Spark's options `path` and `store.*` name, only to read it.
+
+    Raises the errors of `open_store`, and InvalidInputError for a relative path.
+    """
+    place: Place = store_address(options) or log_directories(options)
+    return open_store(place, read_only=True, create=False)
 
 
 def _address(place: Place, options: Mapping[str, str] | None) -> Place:

@@ -19,6 +19,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.object_store.address import store_address
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -33,19 +34,21 @@ _WARNED: set[tuple[str, ...]] = set()
 
 @plain
 class KafkaLogDataSource(DataSource):
-    """A log directory as a Spark table, with the options and columns of `format("kafka")`.
+    """A log as a Spark table, with the options and columns of `format("kafka")`.
 
     The option `path` is a log directory, also a Kafka broker's, or all directories of a broker
-    separated by commas. Spark makes an instance for every read and write, and does not say which.
-    Options that select topics mean a read and are checked at once, so that `load()` fails on a bad
-    one. Raises InvalidInputError.
+    separated by commas, or an address in an object store. Spark makes an instance for every read
+    and write, and does not say which. Options that select topics mean a read and are checked at
+    once, so that `load()` fails on a bad one. Raises InvalidInputError.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        address.log_directories(options)
+        if store_address(options) is None:
+            address.log_directories(options)
         if SourceOptions.are_reading(options):
-            _check_log(self._read_options.directories)
+            if self._read_options.store is None:
+                _check_log(self._read_options.directories)
             _warn_once(self._read_options.ignored)
 
     @cached_property

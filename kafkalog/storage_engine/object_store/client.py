@@ -356,6 +356,12 @@ class ObjectClient:
         return ObjectEntry(name, found["size"], int(modified.timestamp() * 1000))
 
 
+@functools.lru_cache
+def shared_client(address: StoreAddress) -> ObjectClient:
+    """Return this process's client of an address, for tasks that follow each other."""
+    return ObjectClient(address)
+
+
 def _separate(ranges: Sequence[tuple[int, int]]) -> int:
     """Return how many requests ranges become that are joined where they touch."""
     count, end = 0, -1

@@ -6,13 +6,14 @@ segment without indexes. The commit log lists the extents, so within one the bat
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
 from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRanges
+from kafkalog.storage_engine.object_store.store_state import covering
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
@@ -66,10 +67,14 @@ class ObjectSnapshot(PartitionSnapshot):
         """Return none: the markers in the log decide."""
         return IndexedTransactions(list, known=[], kept_max=kept_max)
 
-    def leader_epoch_at(self, offset: int) -> int:
-        """Return the leader epoch of an existing or future offset; -1 in an empty partition."""
-        known = (e.leader_epoch for _, e in reversed(self._extents) if e.base_offset <= offset)
-        return next(known, -1)
+    def largest_timestamp(self, start: int, end: int) -> int:
+        """Return the largest time of the extents that lie wholly in [start, end)."""
+        inside = (
+            extent.max_timestamp
+            for _, extent in covering(self._extents, start, end)
+            if start <= extent.base_offset and extent.next_offset <= end
+        )
+        return max(inside, default=layout.NO_TIMESTAMP)
 
     def _opened(self, wanted: Sequence[PlacedExtent]) -> Iterator[OpenSegment]:
         for place, placed in enumerate(wanted):
@@ -81,6 +86,7 @@ class ObjectSnapshot(PartitionSnapshot):
                 extent.base_offset,
                 end_offset=extent.next_offset,
                 begin_chain=_without_gaps,
+                largest_timestamp=extent.max_timestamp,
             )
 
     def _check_present(self, wanted: Sequence[PlacedExtent], start: int, end: int) -> None:
@@ -94,13 +100,6 @@ class ObjectSnapshot(PartitionSnapshot):
                 f"{self._ranges.client.address}: the extent of offset {start} of "
                 f"{self.topic}-{self.partition} is missing. Restore the log."
             )
-
-
-def covering(extents: Sequence[PlacedExtent], start: int, end: int) -> Sequence[PlacedExtent]:
-    """Return the extents, ascending, that hold offsets of [start, end)."""
-    first = bisect_right(extents, start, key=lambda placed: placed.extent.next_offset)
-    stop = bisect_left(extents, end, lo=first, key=lambda placed: placed.extent.base_offset)
-    return extents[first:stop]
 
 
 def open_snapshot(

@@ -7,6 +7,7 @@ that hold the records. A commit's change is that of the local journal, with thes
 from __future__ import annotations
 
 import dataclasses
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -49,6 +50,13 @@ class PlacedExtent(NamedTuple):
 
     object_name: str
     extent: Extent
+
+
+def covering(extents: Sequence[PlacedExtent], start: int, end: int) -> Sequence[PlacedExtent]:
+    """Return the extents, ascending, that hold offsets of [start, end)."""
+    first = bisect_right(extents, start, key=lambda placed: placed.extent.next_offset)
+    stop = bisect_left(extents, end, lo=first, key=lambda placed: placed.extent.base_offset)
+    return extents[first:stop]
 
 
 class _ExtentIndex:

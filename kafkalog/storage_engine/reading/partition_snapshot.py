@@ -71,6 +71,10 @@ class PartitionSnapshot(ABC):
     def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
         """Return what is known of aborted transactions, for consecutive reads that share it."""
 
+    def largest_timestamp(self, start: int, end: int) -> int:
+        """Return a time (ms) that a record of [start, end) has, if one is known unread; or -1."""
+        return layout.NO_TIMESTAMP
+
     def log_identity(self) -> LogIdentity | None:
         """Return the identity by which later reads know the log; None without one."""
         return None

@@ -122,9 +122,11 @@ def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
     Returns None if no record of [log start, high watermark) has a timestamp.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+    known = snapshot.largest_timestamp(start, end)
     best: TimeOffset | None = None
     for segment in snapshot.open_segments(start, end):
-        best = _latest_of(segment, start, end, best)
+        if segment.largest_timestamp >= known:  # another one has a younger record
+            best = _latest_of(segment, start, end, best)
     return best
 
 
@@ -133,6 +135,8 @@ def _latest_of(
 ) -> TimeOffset | None:
     """Return the latest record of a segment if it is newer than `best`, else `best`."""
     floor = layout.NO_TIMESTAMP if best is None else best.timestamp
+    if segment.largest_timestamp <= floor:
+        return best
     ceiling = layout.NO_TIMESTAMP  # the maximum of the batches before the first examined one
     top: tuple[int, BatchHeader] | None = None
     for count, (position, header) in enumerate(segment.batches_since_largest()):

@@ -219,6 +219,8 @@ class OpenSegment:
         wrote, whatever those of the records in it are. The checksums of what is passed over are
         compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
+        if self.largest_timestamp < timestamp:
+            return
         start = passed = self._locate_time(timestamp)
         for position, header in self._headers(start):
             end = position + header.size

@@ -1,0 +1,22 @@
+"""The log that the options of a read name, opened to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.object_store.polled_log import PolledLog
+    from kafkalog.storage_engine.store import Store
+
+
+def open_log(options: SourceOptions) -> Store | PolledLog:
+    """Open the log; raises InvalidInputError where there is none, and StorageError."""
+    if options.store is None:
+        from kafkalog.storage_engine.store import Store
+
+        return Store(options.directories, read_only=True, create=False)
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.polled_log import PolledLog
+
+    return PolledLog(ObjectLog(options.store, read_only=True, create=False))

@@ -19,7 +19,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.writing.writer import BATCH_SIZE
+from kafkalog.storage_engine.writing.staging import BATCH_SIZE
 
 _TOPIC_PREFIX = "topic."
 _CLIENT_PREFIX = "kafka."

@@ -35,7 +35,7 @@ from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.writing.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
+from kafkalog.storage_engine.metadata.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa

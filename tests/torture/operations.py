@@ -22,12 +22,12 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.segment.segments import sweep_deleted
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.torture.rows import batch, rows, transactions
 
 __all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]

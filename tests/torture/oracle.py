@@ -27,9 +27,9 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.state import State
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.records.murmur2 import partition_of
-from kafkalog.storage_engine.writing.writer import Writer
 
 TABLE, EVENTS = "table", "events"
 RETAINED: Final = 6_000

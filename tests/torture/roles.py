@@ -24,10 +24,10 @@ from kafkalog.cleaner.schedule.manager import clean_and_retain, clean_filthiest,
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.metadata.writer import writer_slug
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import writer_slug
 from tests.torture.oracle import (
     ACKNOWLEDGED,
     ALTER,

@@ -42,6 +42,7 @@ ROOMS = [
     "storage_engine",
     "storage_engine/broker",
     "storage_engine/object_store",
+    "storage_engine/log",
     "storage_engine/reading",
     "storage_engine/writing",
     "storage_engine/transactions",

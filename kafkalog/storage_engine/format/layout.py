@@ -522,9 +522,19 @@ STORED_COMMIT_MAGIC: Final = b"klcommit"
 STORED_SNAPSHOT_MAGIC: Final = b"kl-state"
 STORED_BOUNDARY_MAGIC: Final = b"kl-bound"
 STORED_VERSION: Final = 1
+MIXED_TRAILER: Final = struct.Struct(
+    ">I"  # size: of the footer's payload, which ends where this begins
+    "I"  # crc: CRC-32C of the payload
+    "I"  # format version: MIXED_VERSION
+    "8s"  # magic: MIXED_MAGIC
+)
+MIXED_MAGIC: Final = b"kl-mixed"
+MIXED_VERSION: Final = 1
+MIXED: Final = ".mixed"
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
 STORED_COMMITS: Final = "log"
+STORED_DATA: Final = "data"
 _STORED_LAST: Final = 10**20 - 1
 _STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
 _STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
@@ -555,3 +565,11 @@ def seen_by_stored(name: str) -> int:
     if match is None:
         raise ValueError(f"{name!r} is no data object")
     return int(match[1])
+
+
+def stored_data(seen: int, staged: str) -> str:
+    """Return the name of a mixed object; `staged` is the name of a staged file, without suffix.
+
+    `seen` is the number of the commit that the writer of the object had seen.
+    """
+    return f"{STORED_DATA}/{seen}/{staged.removeprefix(OURS)}{MIXED}"

@@ -23,7 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalog.errors import CommitInDoubtError, CorruptLogError, InvalidInputError, StorageError
+from kafkalog.errors import (
+    CommitInDoubtError,
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    StorageError,
+)
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome, StoredObject
 from kafkalog.storage_engine.object_store.failure import PermanentError
@@ -219,7 +225,8 @@ class CommitLog:
         """Commit what `prepare` returns for the newest state; return the state after it.
 
         `prepare` is called again after each commit of another writer that comes first. It checks,
-        and computes offsets, and changes nothing. Its errors pass through.
+        and computes offsets, and changes nothing. Its KafkaLogErrors pass through if no commit has
+        come since the last known state, which costs a poll; other errors pass through at once.
 
         Returns:
             The state after the commit, or the state in which `prepare` had nothing to change.
@@ -231,10 +238,16 @@ class CommitLog:
         with self._lock:
             misses = 0
             while True:
-                change = prepare(self._state)
-                if change is None:
-                    return self._state
-                self._state.check_unswept(change)
+                known = self._state
+                try:
+                    change = prepare(known)
+                    if change is None:
+                        return known
+                    known.check_unswept(change)
+                except KafkaLogError:
+                    if self.poll() is known:
+                        raise
+                    continue
                 began_s = time.monotonic()
                 if self._is_committed(change):
                     self._write_snapshot()

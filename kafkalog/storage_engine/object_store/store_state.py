@@ -34,6 +34,8 @@ class Extent:
     base_offset: int
     next_offset: int
     leader_epoch: int
+    max_timestamp: int
+    """The largest timestamp of its batches in epoch ms; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ class StoreChange(Change):
         self.swept: int | None = None
 
     def __bool__(self) -> bool:
-        return super().__bool__() or bool(self.objects or self.dropped or self.swept)
+        return super().__bool__() or bool(self.objects or self.dropped or self.swept is not None)
 
     def add(self, name: str, size: int, extents: Sequence[Extent]) -> None:
         """Add an object with records."""
@@ -144,7 +146,8 @@ def _values(extent: Extent) -> list[Any]:
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
     found = Extent(str(topic_id), *map(int, numbers))
-    if min(numbers) < 0 or found.next_offset <= found.base_offset or not found.size:
+    is_short = not found.size or found.next_offset <= found.base_offset
+    if is_short or min(numbers[:-1]) < 0 or found.max_timestamp < -1:
         raise ValueError(f"{values}: no extent")
     return found
 
@@ -157,7 +160,7 @@ class StoreState:
     objects: Mapping[str, DataObject] = field(default_factory=dict)
     dead: Mapping[str, int] = field(default_factory=dict)
     """Objects that were dropped, with the number of the commit that did so."""
-    swept: int = 0
+    swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
     bytes_since: int = 0
     """The size of the commits since a snapshot was due."""
@@ -206,7 +209,7 @@ class StoreState:
             )
             objects, dead = kept, gone
         dead = {**dead, **{name: int(at) for name, at in change.get("dead", EMPTY).items()}}
-        swept = max(self.swept, int(change.get("swept", 0)))
+        swept = max(self.swept, int(change.get("swept", -1)))
         return StoreState(log, objects, dead, swept, index=index)
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:

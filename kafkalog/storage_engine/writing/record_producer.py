@@ -28,6 +28,7 @@ from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock as clocks
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.records.record_fields import Headers
 from kafkalog.storage_engine.writing import writers
 from kafkalog.storage_engine.writing.sent_records import UNKNOWN, SentRecord, SentRecords
@@ -38,7 +39,6 @@ from kafkalog.storage_engine.writing.single_record import (
     with_any_time,
 )
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa

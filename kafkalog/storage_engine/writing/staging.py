@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -23,13 +23,14 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.writing.staged_file import PendingRun, StagedFile, StagedFileWriter
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
-from kafkalog.storage_engine.writing.writer import BATCH_SIZE
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     import pyarrow as pa
 
+BATCH_SIZE: Final = 65_536
+"""Bytes of records, before compression, in a full batch (Kafka's producer: batch.size)."""
 _GATHER_SIZE_MIN, _GATHER_SIZE = 4 << 20, 16 << 20
 _GATHER_SIZE_OF_PARTITION = 1 << 20
 """Bytes of rows to collect before encoding, so that batches fill up. More would fall out of the
@@ -58,6 +59,8 @@ class Run(NamedTuple):
     rows: int
     is_segment: bool = False
     """The file has only this run, and is renamed to become a segment."""
+    max_timestamp: int = layout.NO_TIMESTAMP
+    """The largest timestamp in epoch ms, which the commit of an object records; else -1."""
 
 
 @dataclass(frozen=True, slots=True)

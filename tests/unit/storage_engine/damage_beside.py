@@ -35,10 +35,10 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import pin_file, pins
 from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.unit.storage_engine import test_metadata_log as controller
 from tests.unit.storage_engine.damage import (
     Damage,

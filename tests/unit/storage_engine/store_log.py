@@ -58,7 +58,7 @@ def batch(writer: str, batch_id: int, rows: int = 3, partition: int = 0) -> Prep
         change = StoreChange()
         change.partition("t", partition, dataclasses.replace(before, high_watermark=end))
         change.writers[writer] = [batch_id, rows, 0]
-        extent = Extent(TOPIC_ID, partition, 0, 10 * rows, before.high_watermark, end, 0)
+        extent = Extent(TOPIC_ID, partition, 0, 10 * rows, before.high_watermark, end, 0, -1)
         change.add(f"data/1/{writer}-{batch_id}-{task}.mixed", 10 * rows, [extent])
         return change.record(0)
 

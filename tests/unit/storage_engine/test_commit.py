@@ -23,10 +23,10 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.writing import commit, staging
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.builders.batch_builder import at_times
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import pairs

@@ -21,9 +21,9 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
 from tests.unit.storage_engine.faults import Died, each_act

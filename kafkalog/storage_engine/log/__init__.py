@@ -1,0 +1,1 @@
+"""What every log offers, wherever it lies: in a directory, or in an object store."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def open_log(options: SourceOptions) -> Store | PolledLog:
-    """Open the log; raises InvalidInputError where there is none, and StorageError."""
+    """Open the log; raises InvalidInputError if it does not exist, and StorageError."""
     if options.store is None:
         from kafkalog.storage_engine.store import Store
 

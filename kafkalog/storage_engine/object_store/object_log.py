@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +37,7 @@ from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -96,16 +95,11 @@ class ObjectLog(LogEngine):
         start: int | None = None,
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> PartitionSnapshot:
+    ) -> ObjectSnapshot:
         """Open a snapshot of a partition; `whole`, `start` and `known_end` have no effect here."""
-        object_snapshot = importlib.import_module(
-            "kafkalog.storage_engine.object_store.object_snapshot"
-        )
-        state = self.store_state()
-        found: PartitionSnapshot = object_snapshot.open_snapshot(
-            self.client, state, topic, partition, check=check
-        )
-        return found
+        from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
+
+        return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of the partition, which never changes; -1 before a record."""

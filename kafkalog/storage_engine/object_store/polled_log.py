@@ -1,7 +1,7 @@
 """A log in an object store as of its last poll, for a driver that plans reads.
 
-A plan asks for the state many times, and each time must be the same one. So only `poll` sends a
-request.
+A plan asks for the state many times, and each time must be the same one. Therefore only `poll` sends
+a request.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class PolledLog(LogStore):
         return open_snapshot(self._log.client, self.store_state, topic, partition, check=check)
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
-        """Return the leader epoch of an existing or future offset, or -1."""
-        return self._log.leader_epoch_at(topic, partition, offset)
+        """Return the leader epoch of the partition, which never changes; -1 before a record."""
+        known = self.describe(topic).partitions[partition]
+        return known.leader_epoch if known.high_watermark else -1
 
     def check_writable(self) -> None:
         """Raise InvalidInputError: the log was opened to read."""

@@ -28,7 +28,7 @@ from kafkalog.storage_engine.records.murmur2 import partition_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
@@ -69,10 +69,10 @@ class KeyLookup:
     committed to it. Calls from several threads are safe.
     """
 
-    def __init__(self, engine: Engine, topic: str) -> None:
+    def __init__(self, store: LogStore, topic: str) -> None:
         """Name the topic; raises UnknownTopicError."""
-        engine.describe(topic)
-        self._engine = engine
+        store.describe(topic)
+        self._store = store
         self._topic = topic
         self._open: dict[int, tuple[str, PartitionLookup]] = {}
         self._mutex = threading.Lock()
@@ -111,7 +111,7 @@ class KeyLookup:
         with self._mutex:
             if self.is_closed:
                 raise InvalidInputError("this lookup of keys is closed: create another one")
-            topic = self._engine.describe(self._topic)
+            topic = self._store.describe(self._topic)
             if partition is None:
                 partition = partition_of(data, len(topic.partitions))
             held = self._partition(topic, partition)
@@ -128,7 +128,7 @@ class KeyLookup:
             ):
                 return held
             self._close(number)
-        snapshot = self._engine.snapshot(topic.name, number, whole=True)
+        snapshot = self._store.snapshot(topic.name, number, whole=True)
         try:
             held = PartitionLookup(snapshot)
         except BaseException:

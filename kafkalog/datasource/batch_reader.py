@@ -67,7 +67,7 @@ class KafkaLogBatchReader(DataSourceReader):
             pieces = [range_ for range_ in ranges if range_.partition in chosen]
             if not isinstance(store, Store):
                 changes, views = ([], pieces) if self.options.latest_view else (pieces, [])
-                return stored_partitions(store.store_state, self.options, changes, views)
+                return stored_partitions(store.store_state(), self.options, changes, views)
             # A view takes a partition whole: the latest record of a key may be anywhere in it.
             if not self.options.latest_view:
                 # One with an open end and nothing to read now is for what arrives later.

@@ -16,7 +16,6 @@ def open_log(options: SourceOptions) -> Store | PolledLog:
         from kafkalog.storage_engine.store import Store
 
         return Store(options.directories, read_only=True, create=False)
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.polled_log import PolledLog
 
-    return PolledLog(ObjectLog(options.store, read_only=True, create=False))
+    return PolledLog(options.store)

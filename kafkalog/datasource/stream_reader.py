@@ -211,7 +211,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_view = {p: options.latest_view and is_unread(p, begin) for p in until}
             changes = [range_ for range_ in ranges if not is_view[range_.partition]]
             unread = [range_ for range_ in ranges if is_view[range_.partition]]
-            return stored_partitions(store.store_state, options, changes, unread)
+            return stored_partitions(store.store_state(), options, changes, unread)
         views: Sequence[InputPartition] = []
         if options.latest_view:
             views, ranges = split_off_snapshots(store, self._views, begin, ranges)

@@ -20,7 +20,6 @@ from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.records.murmur2 import partition_of
-from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +54,8 @@ class KafkaLogBatchReader(DataSourceReader):
         a view of the latest records has one per partition. Raises UnknownTopicError, and
         InvalidInputError for offsets that do not fit the partitions.
         """
+        from kafkalog.storage_engine.store import Store
+
         with open_log(self.options) as store:
             state = store.state()
             assigned = self.options.subscription.partitions(state)
@@ -66,7 +67,7 @@ class KafkaLogBatchReader(DataSourceReader):
             pieces = [range_ for range_ in ranges if range_.partition in chosen]
             if not isinstance(store, Store):
                 changes, views = ([], pieces) if self.options.latest_view else (pieces, [])
-                return stored_partitions(store.store_state, self.options, changes, views)
+                return stored_partitions(store.store_state(), self.options, changes, views)
             # A view takes a partition whole: the latest record of a key may be anywhere in it.
             if not self.options.latest_view:
                 # One with an open end and nothing to read now is for what arrives later.

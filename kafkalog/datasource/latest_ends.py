@@ -13,7 +13,6 @@ from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import locks
-from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log_store import LogStore
@@ -86,6 +85,8 @@ class LatestEnds:
         )
 
     def _is_live(self, partition: TopicPartition) -> bool:
+        from kafkalog.storage_engine.store import Store
+
         assert isinstance(self._store, Store)
         root = self._store.partition_directory(*partition).parent
         return locks.RootLock(root).is_held_alone()

@@ -11,12 +11,11 @@ if TYPE_CHECKING:
 
 
 def open_log(options: SourceOptions) -> Store | PolledLog:
-    """Open the log; raises InvalidInputError where there is none, and StorageError."""
+    """Open the log; raises InvalidInputError if it does not exist, and StorageError."""
     if options.store is None:
         from kafkalog.storage_engine.store import Store
 
         return Store(options.directories, read_only=True, create=False)
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.polled_log import PolledLog
 
-    return PolledLog(ObjectLog(options.store, read_only=True, create=False))
+    return PolledLog(options.store)

@@ -102,11 +102,11 @@ def _placed(
             yield StoredRange(range_, held, covering(extents, first, last), is_view)
 
 
-def _split(whole: StoredRange, max_bytes: int = SPLIT_BYTES) -> Iterator[StoredRange]:
-    """Split a range between extents, into pieces of at most `max_bytes` if extents allow it."""
+def _split(whole: StoredRange) -> Iterator[StoredRange]:
+    """Split a range between extents, into pieces of at most SPLIT_BYTES if extents allow it."""
     cuts, size = [], 0
     for _, extent in whole.extents:
-        if size and size + extent.size > max_bytes:
+        if size and size + extent.size > SPLIT_BYTES:
             cuts.append(extent.base_offset)
             size = 0
         size += extent.size
@@ -117,10 +117,8 @@ def _split(whole: StoredRange, max_bytes: int = SPLIT_BYTES) -> Iterator[StoredR
         yield StoredRange(piece, whole.state, covering(whole.extents, *piece.bounds), False)
 
 
-def _grouped(
-    placed: Iterable[StoredRange], state: StoreState, max_bytes: int = TASK_BYTES
-) -> Iterator[Sequence[StoredRange]]:
-    """Yield neighbours that have at most `max_bytes` together; one range may have more.
+def _grouped(placed: Iterable[StoredRange], state: StoreState) -> Iterator[Sequence[StoredRange]]:
+    """Yield neighbours that have at most TASK_BYTES together; one range may have more.
 
     Neighbours are near each other in the objects, which are sorted by topic id and partition.
     """
@@ -132,7 +130,7 @@ def _grouped(
     group: list[StoredRange] = []
     size = 0
     for each in sorted(placed, key=place):
-        if group and size + each.size > max_bytes:
+        if group and size + each.size > TASK_BYTES:
             yield tuple(group)
             group, size = [], 0
         group.append(each)

@@ -34,7 +34,6 @@ from kafkalog.datasource.stored_partition import stored_partitions
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.object_store.polled_log import PolledLog
+    from kafkalog.storage_engine.store import Store
 
 
 _TRIES: Final = 5
@@ -136,6 +136,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
+        from kafkalog.storage_engine.store import Store
+
         store = self._opened()
         if isinstance(store, Store):  # objects are immutable and need no pin
             self._views.hold(store, from_json(start), from_json(end))
@@ -179,6 +181,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Only `start` and `end` count, since the batch may be repeated after a crash. If a broker has
         restarted since, this waits for its checkpoint to reach the batch.
         """
+        from kafkalog.storage_engine.store import Store
+
         options, store = self._options(), self._polled()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
@@ -207,7 +211,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             is_view = {p: options.latest_view and is_unread(p, begin) for p in until}
             changes = [range_ for range_ in ranges if not is_view[range_.partition]]
             unread = [range_ for range_ in ranges if is_view[range_.partition]]
-            return stored_partitions(store.store_state, options, changes, unread)
+            return stored_partitions(store.store_state(), options, changes, unread)
         views: Sequence[InputPartition] = []
         if options.latest_view:
             views, ranges = split_off_snapshots(store, self._views, begin, ranges)
@@ -249,6 +253,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _polled(self) -> Store | PolledLog:
         """Return the log with its present state, which one in an object store keeps meanwhile."""
+        from kafkalog.storage_engine.store import Store
+
         is_new = self._store is None
         store = self._opened()
         if not isinstance(store, Store) and not is_new:

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
-    from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+    from kafkalog.storage_engine.writing.staged_message import StagedMessage
+    from kafkalog.storage_engine.writing.staging import StagedWriter
 
 _log = logging.getLogger("kafkalog.sink")
 _warned: set[tuple[str, ...]] = set()

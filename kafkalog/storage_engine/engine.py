@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kafkalog.errors import LockedByBrokerError, StorageError
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
 from kafkalog.storage_engine.metadata import checkpoints
@@ -22,7 +22,7 @@ from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.raw_append import Source
@@ -199,9 +199,18 @@ class OpenedLog(Protocol):
     """The log that `kafkalog.open` returns, as the rooms below it see it."""
 
     @property
-    def _engine(self) -> Engine: ...
+    def _engine(self) -> LogEngine: ...
 
 
-def engine_of(log: Engine | OpenedLog) -> Engine:
-    """Return the engine of a log that `kafkalog.open` returned; an engine is its own."""
-    return log if isinstance(log, Engine) else log._engine
+def engine_of(log: LogEngine | OpenedLog) -> Engine:
+    """Return the engine of a directory's log that `kafkalog.open` returned; an engine is its own.
+
+    Raises InvalidInputError for a log in an object store.
+    """
+    engine = log if isinstance(log, LogEngine) else log._engine
+    if isinstance(engine, Engine):
+        return engine
+    raise InvalidInputError(
+        f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
+        "Use it for topics, appends, reads and streams."
+    )

@@ -22,6 +22,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicS
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 
@@ -168,6 +169,12 @@ class Store(LogStore):
         except (StorageError, FileNotFoundError):
             load_state()  # was it deleted meanwhile?
             raise
+
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes: files below the root."""
+        from kafkalog.storage_engine.writing.staged_directory import StagedDirectory
+
+        return StagedDirectory(self.root, name)
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of an existing or future offset, or -1."""

@@ -15,7 +15,7 @@ import pytest
 
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import writer
-from kafkalog.storage_engine.writing import retention, staging
+from kafkalog.storage_engine.writing import retention, staged_directory
 from tests.torture import kills, roles
 from tests.torture.kills import Outcome
 from tests.torture.oracle import ACKNOWLEDGED, Wrong
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 @pytest.fixture(autouse=True)
 def _warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile before a fault is planted, which would be one there too."""
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
+    size = staged_directory.SEGMENT_RUN_SIZE
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", size)  # it is set there
     kills.warm()
 
 

@@ -19,7 +19,8 @@ from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
-from kafkalog.storage_engine.writing.staging import BATCH_SIZE, StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import BATCH_SIZE, StagedWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa

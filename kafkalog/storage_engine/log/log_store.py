@@ -1,4 +1,4 @@
-"""The seam below all readers: a log's state, and snapshots of its partitions.
+"""The seam below all readers and tasks: a log's state, snapshots, and where tasks write.
 
 A log directory (`store.Store`) and a log in an object store (`object_log.ObjectLog`) offer it.
 """
@@ -15,6 +15,7 @@ from kafkalog.storage_engine.metadata.state import State, TopicState
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 
 class LogStore(ABC):
@@ -59,6 +60,10 @@ class LogStore(ABC):
     @abstractmethod
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of an existing or future offset, or -1."""
+
+    @abstractmethod
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes; nothing of it is visible before the commit."""
 
     @abstractmethod
     def close(self) -> None:

@@ -19,7 +19,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staging import Run
+from kafkalog.storage_engine.writing.staged_message import Run
 
 OBJECT_SIZE_MAX: Final = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,14 +30,16 @@ from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import Batches, MixedObjects
 from kafkalog.storage_engine.object_store.object_retention import apply_retention
+from kafkalog.storage_engine.object_store.staged_objects import StagedObjects
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 from kafkalog.storage_engine.object_store.store_state import StoreState
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -96,21 +97,20 @@ class ObjectLog(LogEngine):
         start: int | None = None,
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> PartitionSnapshot:
+    ) -> ObjectSnapshot:
         """Open a snapshot of a partition; `whole`, `start` and `known_end` have no effect here."""
-        object_snapshot = importlib.import_module(
-            "kafkalog.storage_engine.object_store.object_snapshot"
-        )
-        state = self.store_state()
-        found: PartitionSnapshot = object_snapshot.open_snapshot(
-            self.client, state, topic, partition, check=check
-        )
-        return found
+        from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
+
+        return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of the partition, which never changes; -1 before a record."""
         known = self.describe(topic).partitions[partition]
         return known.leader_epoch if known.high_watermark else -1
+
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes: mixed objects."""
+        return StagedObjects(self.client, self._log.state.number, name)
 
     # --- changing --------------------------------------------------------------------------------
 

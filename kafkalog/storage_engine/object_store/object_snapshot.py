@@ -50,18 +50,17 @@ class ObjectSnapshot(PartitionSnapshot):
 
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the extents that may hold offsets of [start, end), ascending."""
-        if end > self.state.high_watermark:
-            raise self._out_of_range(end, self.state)
-        wanted = covering(self._extents, start, end)
-        self._check_present(wanted, max(start, self.state.log_start_offset), end)
-        yield from self._opened(wanted)
+        yield from map(self._opened, self._wanted(start, end))
+
+    def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
+        wanted = self._wanted(start, end)
+        for place, placed in enumerate(wanted):
+            yield self._opened(placed, wanted[place + 1 : place + 1 + AHEAD])
 
     def whole_segments(self) -> Sequence[OpenSegment]:
         """Return all extents, ascending."""
-        state = self.state
-        wanted = covering(self._extents, state.log_start_offset, state.high_watermark)
-        self._check_present(wanted, state.log_start_offset, state.high_watermark)
-        return list(self._opened(wanted))
+        wanted = self._wanted(self.state.log_start_offset, self.state.high_watermark)
+        return [*map(self._opened, wanted)]
 
     def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
         """Return none: the markers in the log decide."""
@@ -76,30 +75,33 @@ class ObjectSnapshot(PartitionSnapshot):
         )
         return max(inside, default=layout.NO_TIMESTAMP)
 
-    def _opened(self, wanted: Sequence[PlacedExtent]) -> Iterator[OpenSegment]:
-        for place, placed in enumerate(wanted):
-            extent = placed.extent
-            yield OpenSegment(
-                ExtentBytes(self._ranges, placed, wanted[place + 1 : place + 1 + AHEAD]),
-                f"{self._ranges.client.address}/{placed.object_name}, extent of byte "
-                f"{extent.position}",
-                extent.base_offset,
-                end_offset=extent.next_offset,
-                begin_chain=_without_gaps,
-                largest_timestamp=extent.max_timestamp,
-            )
+    def _opened(self, placed: PlacedExtent, following: Sequence[PlacedExtent] = ()) -> OpenSegment:
+        extent = placed.extent
+        return OpenSegment(
+            ExtentBytes(self._ranges, placed, following),
+            f"{self._ranges.client.address}/{placed.object_name}, extent of byte {extent.position}",
+            extent.base_offset,
+            end_offset=extent.next_offset,
+            begin_chain=_without_gaps,
+            largest_timestamp=extent.max_timestamp,
+        )
 
-    def _check_present(self, wanted: Sequence[PlacedExtent], start: int, end: int) -> None:
-        """Raise StorageError for an offset of [start, end) that is in none of the extents."""
+    def _wanted(self, start: int, end: int) -> Sequence[PlacedExtent]:
+        """Return the extents that hold [start, end); raises StorageError if one is missing."""
+        if end > self.state.high_watermark:
+            raise self._out_of_range(end, self.state)
+        wanted = covering(self._extents, start, end)
+        first = max(start, self.state.log_start_offset)
         for _, extent in wanted:
-            if extent.base_offset > start:
+            if extent.base_offset > first:
                 break
-            start = max(start, extent.next_offset)
-        if start < end:
+            first = max(first, extent.next_offset)
+        if first < end:
             raise StorageError(
-                f"{self._ranges.client.address}: the extent of offset {start} of "
+                f"{self._ranges.client.address}: the extent of offset {first} of "
                 f"{self.topic}-{self.partition} is missing. Restore the log."
             )
+        return wanted
 
 
 def open_snapshot(

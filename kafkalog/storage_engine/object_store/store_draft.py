@@ -8,7 +8,7 @@ from typing import Any
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.object_store.store_state import Extent, StoreChange, StoreState
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 
 class StoreDraft(LogChange):

@@ -1,7 +1,7 @@
 """A snapshot of a partition: what readers, the cleaner and tables read a log through.
 
-A snapshot has the partition's state, and its segments. Where the segments are is up to the kind of
-snapshot: `DirectorySnapshot` has them in files, `ObjectSnapshot` in objects of a store.
+A snapshot has the partition's state, and its segments. A `DirectorySnapshot` has them in files, an
+`ObjectSnapshot` in the objects of a store.
 
 A snapshot returns no batch at or above the state's high watermark. The checksums of all returned
 batches were compared, and their offsets rise.
@@ -139,10 +139,14 @@ class PartitionSnapshot(ABC):
         `chunk_size` (bytes) only for a single larger batch. Raises like `read`.
         """
         offset = start
-        for segment in self.open_segments(start, end):
+        for segment in self._segments_to_read(start, end):
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
+
+    def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield what `open_segments` yields to a caller that reads all of it."""
+        return self.open_segments(start, end)
 
     def _out_of_range(self, offset: int, state: PartitionState) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

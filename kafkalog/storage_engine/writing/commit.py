@@ -20,7 +20,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer, is_new, writer_slug
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store

@@ -43,9 +43,9 @@ from kafkalog.storage_engine.writing.staging import StagedWriter
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import State
-    from kafkalog.storage_engine.writing.staging import StagedMessage
+    from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 _BATCH_SIZE_MAX: Final = 1 << 30
 """Each commit makes one Arrow column, which holds less than 2 GiB."""
@@ -79,7 +79,7 @@ class Producer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LogEngine,
         topic: str,
         *,
         batch_size: int,

@@ -19,7 +19,7 @@ from kafkalog.storage_engine.format import batch
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 _KEPT_SIZE = 32 << 20
 _PIECE_SIZE = 1 << 20

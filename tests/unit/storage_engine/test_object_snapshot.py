@@ -21,14 +21,15 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import fetched_ranges
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.fetched_ranges import FetchedRanges
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot, open_snapshot
 from kafkalog.storage_engine.object_store.store_state import (
     PlacedExtent,
     StoreChange,
     StoreState,
 )
-from tests.unit.storage_engine.store_log import TOPIC_ID, memory_address, new_log
-from tests.unit.storage_engine.stored_records import append, rows_of
+from tests.unit.storage_engine.store_log import memory_address
+from tests.unit.storage_engine.stored_records import NOW_MS, rows_of
 
 SCHEMA = changelog_schema(include_headers=True)
 
@@ -38,14 +39,28 @@ class Log:
 
     def __init__(self, partitions: int = 2) -> None:
         address = memory_address()
-        self.log = new_log(address, partitions)
-        self.writer, self.client = ObjectClient(address), ObjectClient(address)
+        self.log = ObjectLog(address)
+        self.topic_id = self.log.create_topic("t", partitions).topic_id
+        self.writer, self.client = self.log.client, ObjectClient(address)
+
+    @property
+    def state(self) -> StoreState:
+        return self.log.store_state()
 
     def append(self, rows: pa.RecordBatch, **options: int) -> StoreState:
-        return append(self.log, self.writer, rows, **options)
+        self.log.append("t", rows, now_ms=NOW_MS, **options)
+        return self.state
+
+    def extents(
+        self, partition: int = 0, state: StoreState | None = None
+    ) -> Sequence[PlacedExtent]:
+        return (state or self.state).extents(self.topic_id, partition)
+
+    def bases(self, state: StoreState, partition: int = 0) -> list[int]:
+        return [placed.extent.base_offset for placed in self.extents(partition, state)]
 
     def snapshot(self, partition: int = 0) -> ObjectSnapshot:
-        return open_snapshot(self.client, self.log.state, "t", partition)
+        return open_snapshot(self.client, self.state, "t", partition)
 
     @property
     def gets(self) -> int:
@@ -69,27 +84,21 @@ def values(table: pa.Table) -> list[bytes]:
 # --- the index of the extents --------------------------------------------------------------------
 
 
-def bases(state: StoreState, partition: int = 0) -> list[int]:
-    return [placed.extent.base_offset for placed in state.extents(TOPIC_ID, partition)]
-
-
 def test_the_extents_of_a_partition_are_ascending_and_name_their_objects(log: Log) -> None:
     for number in range(3):
         log.append(rows_of(4, 2, first=4 * number))
-    state = log.log.state
-    assert bases(state) == bases(state, 1) == [0, 2, 4]
-    names = [placed.object_name for placed in state.extents(TOPIC_ID, 0)]
-    assert (
-        names == [placed.object_name for placed in state.extents(TOPIC_ID, 1)] == [*state.objects]
-    )
-    assert state.extents(TOPIC_ID, 2) == state.extents("B" * 22, 0) == ()
+    state = log.state
+    assert log.bases(state) == log.bases(state, 1) == [0, 2, 4]
+    names = [placed.object_name for placed in log.extents(0, state)]
+    assert names == [placed.object_name for placed in log.extents(1, state)] == [*state.objects]
+    assert log.extents(2, state) == state.extents("B" * 22, 0) == ()
 
 
 def test_the_index_of_a_later_state_is_that_of_a_state_read_at_once(log: Log) -> None:
     states = [log.append(rows_of(2, 2, first=2 * number)) for number in range(2)]
-    assert bases(states[0]) == [0]
+    assert log.bases(states[0]) == [0]
     states.append(log.append(rows_of(1, 1)))
-    assert [bases(state) for state in states] == [[0], [0, 1], [0, 1, 2]]
+    assert [log.bases(state) for state in states] == [[0], [0, 1], [0, 1, 2]]
     dropped = next(iter(states[-1].objects))
 
     def drop(state: StoreState) -> dict[str, object]:
@@ -97,11 +106,11 @@ def test_the_index_of_a_later_state_is_that_of_a_state_read_at_once(log: Log) ->
         change.drop(dropped)
         return change.record(0)
 
-    after = log.log.commit(drop)
+    after = log.log._log.commit(drop)
     read_at_once = StoreState.of_snapshot(after.number, after.snapshot())
     for partition in (0, 1):
-        assert after.extents(TOPIC_ID, partition) == read_at_once.extents(TOPIC_ID, partition)
-    assert (bases(after), bases(after, 1)) == ([1, 2], [1])
+        assert log.extents(partition, after) == log.extents(partition, read_at_once)
+    assert (log.bases(after), log.bases(after, 1)) == ([1, 2], [1])
 
 
 # --- records -------------------------------------------------------------------------------------
@@ -155,7 +164,7 @@ def test_the_batches_that_are_read_are_stamped(log: Log) -> None:
 
 
 def test_a_topic_and_a_partition_that_do_not_exist_are_refused(log: Log) -> None:
-    state = log.log.state
+    state = log.state
     with pytest.raises(UnknownTopicError):
         open_snapshot(log.client, state, "u", 0)
     with pytest.raises(InvalidInputError, match="partitions 0 to 1, there is no 2"):
@@ -182,16 +191,16 @@ def test_a_second_pass_over_a_small_partition_asks_nothing(log: Log) -> None:
 
 
 def snapshots(log: Log, ranges: FetchedRanges, partitions: Sequence[int]) -> list[ObjectSnapshot]:
-    state = log.log.state
+    state = log.state
     held = state.log.topic("t").partitions
     return [
-        ObjectSnapshot(ranges, "t", number, held[number], state.extents(TOPIC_ID, number))
+        ObjectSnapshot(ranges, "t", number, held[number], log.extents(number, state))
         for number in partitions
     ]
 
 
 def placed(log: Log, partitions: Sequence[int]) -> list[PlacedExtent]:
-    return [each for number in partitions for each in log.log.state.extents(TOPIC_ID, number)]
+    return [each for number in partitions for each in log.extents(number)]
 
 
 def test_neighbouring_partitions_are_one_request_for_each_object() -> None:
@@ -217,7 +226,7 @@ def test_a_large_extent_is_fetched_in_ranges_a_few_ahead(
 ) -> None:
     monkeypatch.setattr(fetched_ranges, "RANGE_SIZE", 1000)
     log.append(rows_of(200, size=90), batch_size=700)
-    (one,) = log.log.state.extents(TOPIC_ID, 0)
+    (one,) = log.extents()
     asked: list[tuple[int, int]] = []
     fetch, lock = log.client.fetch, threading.Lock()
 
@@ -255,7 +264,7 @@ def test_ranges_beyond_the_budget_are_forgotten(log: Log) -> None:
 
 def spoiled(log: Log, position: int, new: bytes) -> None:
     """Change the only object."""
-    (name,) = log.log.state.objects
+    (name,) = log.state.objects
     found = log.writer.get(name)
     assert found is not None
     data = bytearray(found.data)
@@ -265,7 +274,7 @@ def spoiled(log: Log, position: int, new: bytes) -> None:
 
 def test_a_changed_byte_is_found_and_the_error_names_the_object(log: Log) -> None:
     log.append(rows_of(5))
-    (name,) = log.log.state.objects
+    (name,) = log.state.objects
     spoiled(log, 80, b"?")
     with log.snapshot() as snapshot, pytest.raises(CorruptBatchError) as fault:
         read(snapshot)
@@ -275,7 +284,7 @@ def test_a_changed_byte_is_found_and_the_error_names_the_object(log: Log) -> Non
 @pytest.mark.parametrize("offset", [0, 3, 2**62, 2**63 - 1])
 def test_a_base_offset_that_does_not_follow_is_found(log: Log, offset: int) -> None:
     log.append(rows_of(3), batch_size=1)
-    (one,) = log.log.state.extents(TOPIC_ID, 0)
+    (one,) = log.extents()
     spoiled(log, one.extent.size // 3, layout.STAMP_OFFSET.pack(offset))
     with log.snapshot() as snapshot, pytest.raises(CorruptBatchError):
         read(snapshot)
@@ -283,10 +292,10 @@ def test_a_base_offset_that_does_not_follow_is_found(log: Log, offset: int) -> N
 
 def test_an_object_that_is_cut_off_or_missing_is_an_error(log: Log) -> None:
     log.append(rows_of(3))
-    (name,) = log.log.state.objects
+    (name,) = log.state.objects
     found = log.writer.get(name)
     assert found is not None
-    log.writer.put_unique(name, found.data[:-1])
+    log.writer.put_unique(name, found.data[:100])
     with log.snapshot() as snapshot, pytest.raises(StorageError, match="not as long as it was"):
         read(snapshot)
     log.writer.delete([name])
@@ -297,9 +306,9 @@ def test_an_object_that_is_cut_off_or_missing_is_an_error(log: Log) -> None:
 def test_an_extent_that_ends_early_is_found(log: Log) -> None:
     """The batches of an extent reach exactly to the next one."""
     log.append(rows_of(3), batch_size=1)
-    (one,) = log.log.state.extents(TOPIC_ID, 0)
+    (one,) = log.extents()
     short = dataclasses.replace(one.extent, size=one.extent.size // 3 * 2)
-    state = log.log.state.log.topic("t").partitions[0]
+    state = log.state.log.topic("t").partitions[0]
     placed_short = [PlacedExtent(one.object_name, short)]
     with FetchedRanges(log.client, placed_short) as ranges, pytest.raises(CorruptBatchError):
         read(ObjectSnapshot(ranges, "t", 0, state, placed_short))
@@ -308,8 +317,8 @@ def test_an_extent_that_ends_early_is_found(log: Log) -> None:
 def test_a_missing_extent_is_found(log: Log) -> None:
     log.append(rows_of(3))
     log.append(rows_of(3))
-    first, second = log.log.state.extents(TOPIC_ID, 0)
-    state = log.log.state.log.topic("t").partitions[0]
+    first, second = log.extents()
+    state = log.state.log.topic("t").partitions[0]
     for left, missing in ([first], 3), ([second], 0), ([], 0):
         with FetchedRanges(log.client, left) as ranges:
             snapshot = ObjectSnapshot(ranges, "t", 0, state, left)

@@ -1,0 +1,292 @@
+"""A log in an object store gives what a log directory gives; and the requests that this takes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalog.datasource import stored_partition
+from kafkalog.datasource.batch_reader import KafkaLogBatchReader
+from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.stored_partition import StoredPartition
+from kafkalog.errors import DataLossError, InvalidInputError, KafkaLogError, UnknownTopicError
+from kafkalog.storage_engine.object_store import client as client_module
+from kafkalog.storage_engine.object_store.client import ObjectClient
+from tests.unit.datasource.logs import NOW_MS, read_batch, rows, source
+from tests.unit.datasource.streaming_query import StreamingQuery
+from tests.unit.datasource.two_logs import TwoLogs, sorted_rows
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> TwoLogs:
+    return TwoLogs(tmp_path).topic()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The requests of all clients of this process, each as its kind."""
+    found: list[str] = []
+    ask = ObjectClient._ask
+
+    def noted(self: ObjectClient, kind: str, name: str, act: Any, *, requests: int = 1) -> Any:
+        found.extend([kind] * requests)
+        return ask(self, kind, name, act, requests=requests)
+
+    monkeypatch.setattr(ObjectClient, "_ask", noted)
+    client_module.shared_client.cache_clear()
+    yield found
+
+
+def both(two: TwoLogs, **options: str) -> tuple[list[Any], list[Any]]:
+    """What a batch read of each log gives, or the text of its error without its place."""
+    found = []
+    for place, more in ((two.directory, {}), (two.url, two.options)):
+        try:
+            found.append(sorted_rows(read_batch(place, **options, **more)))
+        except KafkaLogError as error:
+            found.append([type(error), str(error)])
+    return found[0], found[1]
+
+
+OPTIONS: list[dict[str, str]] = [
+    {},
+    {"includeHeaders": "true"},
+    {"startingOffsets": '{"t":{"0":3,"1":0,"2":-2}}'},
+    {"endingOffsets": '{"t":{"0":3,"1":-1,"2":5}}'},
+    {"startingOffsets": '{"t":{"0":2,"1":2,"2":2}}', "endingOffsets": '{"t":{"0":2,"1":4,"2":9}}'},
+    {"startingTimestamp": str(NOW_MS + 30)},
+    {"startingTimestamp": str(NOW_MS + 30), "endingTimestamp": str(NOW_MS + 50)},
+    {"startingTimestamp": str(NOW_MS + 10**6)},
+    {
+        "startingTimestamp": str(NOW_MS + 10**6),
+        "startingOffsetsByTimestampStrategy": "latest",
+    },
+    {"startingOffsetsByTimestamp": f'{{"t":{{"0":{NOW_MS + 9},"1":-2,"2":-3}}}}'},
+    {"endingOffsets": '{"t":{"0":300,"1":-1,"2":-1}}'},
+    {"endingOffsets": '{"t":{"0":300,"1":-1,"2":-1}}', "failOnDataLoss": "false"},
+    {"minPartitions": "7"},
+    {"maxRecordsPerPartition": "4"},
+    {"kafka.isolation.level": "read_uncommitted"},
+    {"subscribePattern": "[tu]"},
+    {"assign": '{"t":[0,2]}'},
+    {"subscribe": "gone"},
+    {"keys": '["k1", "k3"]'},
+    {"keys": '["k1"]', "partitioner": "murmur2"},
+    {"view": "latest"},
+    {"view": "latest", "keys": '["k1", "no such key"]'},
+    {"view": "latest", "endingOffsets": '{"t":{"0":3,"1":4,"2":5}}'},
+    {"view": "latest", "endingOffsets": '{"t":{"0":3,"1":4,"2":5}}', "keys": '["k2"]'},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_batch_read_gives_the_records_of_a_directory(
+    two: TwoLogs, options: dict[str, str]
+) -> None:
+    two.topic("u", 1)
+    for count in (20, 1, 40, 3):
+        two.append(count)
+    two.append(5, "u", 1)
+
+    ours, stored = both(two, **options)
+
+    assert stored == ours
+    assert ours or "startingOffsetsByTimestampStrategy" in options
+
+
+def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
+    assert both(two) == both(two, view="latest") == ([], [])
+
+
+def test_where_there_is_no_log_the_read_says_so() -> None:
+    with pytest.raises(InvalidInputError, match="there is no log"):
+        read_batch("memory://nobody/nothing")
+
+
+def test_options_of_a_store_are_refused_beside_a_directory(two: TwoLogs) -> None:
+    with pytest.raises(InvalidInputError, match=r"store\.region.*names no object store"):
+        source(two.directory, **{"store.region": "us-east-1"})
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def planned(two: TwoLogs, **options: str) -> tuple[KafkaLogBatchReader, list[StoredPartition]]:
+    data_source = source(two.url, **options)
+    reader = data_source.reader(data_source.schema())
+    found = [pickle.loads(pickle.dumps(each)) for each in reader.partitions()]
+    assert all(isinstance(each, StoredPartition) for each in found)
+    return reader, found
+
+
+def places(partitions: list[StoredPartition]) -> list[list[tuple[int, int, int]]]:
+    return [
+        [(each.range.partition.partition, *each.range.bounds) for each in one.ranges]
+        for one in partitions
+    ]
+
+
+def test_small_neighbours_share_a_task(two: TwoLogs) -> None:
+    two.append(9)
+    _, found = planned(two)
+    assert places(found) == [[(0, 0, 3), (1, 0, 3), (2, 0, 3)]]
+
+
+def test_a_large_partition_is_split_between_extents(
+    two: TwoLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(6):
+        two.append(6, size=500)
+    size = max(each.extents[0].extent.size for each in planned(two)[1][0].ranges)
+    monkeypatch.setattr(stored_partition, "TASK_BYTES", size)
+    monkeypatch.setattr(stored_partition, "SPLIT_BYTES", 2 * size)
+    reader, found = planned(two)
+    cuts = [(0, 4), (4, 8), (8, 12)]
+    assert places(found) == [[(number, *cut)] for number in range(3) for cut in cuts]
+    assert sorted_rows(rows(reader, found)) == sorted_rows(read_batch(two.directory))
+
+
+def test_a_plan_is_of_one_moment(two: TwoLogs) -> None:
+    two.append(6)
+    reader, found = planned(two)
+    two.append(6)
+    assert len(rows(reader, found)) == 6
+
+
+def test_options_that_split_a_read_split_it_as_in_spark(two: TwoLogs) -> None:
+    two.append(30)
+    assert len(planned(two, minPartitions="6")[1]) == 6
+    assert len(planned(two, maxRecordsPerPartition="5")[1]) == 6
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def test_a_batch_read_opens_the_log_once_and_asks_once_for_each_object(
+    two: TwoLogs, asked: list[str]
+) -> None:
+    for _ in range(40):
+        two.append(12)
+    asked.clear()
+    reader, found = planned(two)
+    # The mark, the commits, and the boundary.
+    assert (asked.count("LIST"), asked.count("GET")) == (1, 1 + 41 + 1)
+    asked.clear()
+    assert len(rows(reader, found)) == 480
+    assert asked == ["GET"] * 40
+
+
+def test_a_view_of_small_partitions_asks_once_for_each_object(
+    two: TwoLogs, asked: list[str]
+) -> None:
+    for _ in range(5):
+        two.append(12)
+    reader, found = planned(two, view="latest")
+    asked.clear()
+    assert rows(reader, found)
+    assert asked == ["GET"] * 5
+
+
+def test_a_time_is_looked_up_in_the_extents_that_may_have_it(
+    two: TwoLogs, asked: list[str]
+) -> None:
+    for _ in range(5):
+        two.append(30)
+    asked.clear()
+    _, found = planned(two, startingTimestamp=str(NOW_MS + 100))
+    opened = 1 + 6 + 1
+    assert asked.count("GET") == opened + 3  # one for each partition, in the fourth object
+    assert {start for (_, start, _) in places(found)[0]} == {33, 34}
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+STREAMS: list[dict[str, str]] = [
+    {"startingOffsets": "earliest"},
+    {},
+    {"startingOffsets": '{"t":{"0":3,"1":-1,"2":-2}}'},
+    {"startingTimestamp": str(NOW_MS + 5)},
+    {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "5"},
+    {"startingOffsets": "earliest", "minOffsetsPerTrigger": "9"},
+    {"startingOffsets": "earliest", "includeHeaders": "true", "minPartitions": "5"},
+    {"view": "latest"},
+    {"view": "latest", "maxOffsetsPerTrigger": "4"},
+]
+
+
+def in_order(batches: list[list[dict[str, Any]] | None]) -> list[list[dict[str, Any]]]:
+    return [sorted_rows(batch or []) for batch in batches]
+
+
+@pytest.mark.parametrize("options", STREAMS, ids=str)
+def test_a_stream_gives_the_micro_batches_of_a_directory(
+    two: TwoLogs, options: dict[str, str]
+) -> None:
+    two.append(13)
+    queries = [StreamingQuery(place, dict(options)) for place in (two.directory, two.url)]
+    found: list[list[Any]] = [[], []]
+    for count in (7, 1, 30, 0):
+        for query, batches in zip(queries, found, strict=True):
+            query.start()
+            batches += [query.trigger() for _ in range(6)]
+        if count:
+            two.append(count)
+    assert in_order(found[1]) == in_order(found[0])
+    assert any(found[0])
+
+
+def test_a_stream_with_a_target_ends_at_it(two: TwoLogs) -> None:
+    two.append(12)
+    for place in (two.directory, two.url):
+        query = StreamingQuery(place, {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "5"})
+        query.start(available_now=True)
+        assert len(query.drain()) == 12
+
+
+def test_a_topic_that_is_deleted_is_a_data_loss(two: TwoLogs) -> None:
+    two.append(6)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest"})
+    query.start()
+    assert len(query.trigger() or []) == 6
+    two.logs[1].delete_topic("t", now_ms=NOW_MS)
+    with pytest.raises(DataLossError, match="PARTITIONS_DELETED"):
+        query.trigger()
+    with pytest.raises(UnknownTopicError):
+        read_batch(two.url)
+
+
+def test_a_stream_asks_once_while_nothing_is_committed(two: TwoLogs, asked: list[str]) -> None:
+    two.append(6)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest"})
+    query.start()
+    query.drain()
+    asked.clear()
+    assert query.trigger() is None
+    assert asked == ["GET"]
+
+
+def test_a_micro_batch_asks_little_for_its_plan_and_once_for_each_object(
+    two: TwoLogs, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two.append(6)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest"})
+    query.start()
+    query.drain()
+    two.append(60)
+    asked.clear()
+    assert query.plan()
+    assert asked == ["GET"] * 3  # the commit, none after it, the boundary
+    asked.clear()
+    assert len(query.run_planned()) == 60
+    assert asked == ["GET"] * 2  # a poll; the object
+
+
+def test_options_for_a_store_are_part_of_the_plan_and_hold_no_secret(two: TwoLogs) -> None:
+    options = SourceOptions.parse({"path": two.url, "subscribe": "t"})
+    assert options.store is not None and str(options.store) == two.url
+    assert options.directories == ()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +20,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 # No JVM of a test runs long enough to gain from the second compiler, which takes half a processor.
 os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Spark's workers inherit the secret of the object store too, which `StoreServer` takes.
+os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = token_hex(8), token_hex(16)
 
 import pytest  # noqa: E402 - the environment comes first
 

@@ -45,8 +45,8 @@ class StoreServer:
     """A running versitygw with one bucket; a context manager."""
 
     def __init__(self) -> None:
-        self.access_key = secrets.token_hex(8)
-        self.secret = secrets.token_hex(16)
+        self.access_key = os.environ["AWS_ACCESS_KEY_ID"]
+        self.secret = os.environ["AWS_SECRET_ACCESS_KEY"]
         self.directory = Path(tempfile.mkdtemp(prefix="kafkalog-store-"))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -114,12 +114,8 @@ def _proxy(store_server: StoreServer) -> Iterator[StoreProxy]:
 
 
 @pytest.fixture
-def store_proxy(
-    _proxy: StoreProxy, store_server: StoreServer, monkeypatch: pytest.MonkeyPatch
-) -> StoreProxy:
-    """Return the proxy before the server, with nothing counted; this process knows the secret."""
-    for name, value in store_server.environment.items():
-        monkeypatch.setenv(name, value)
+def store_proxy(_proxy: StoreProxy) -> StoreProxy:
+    """Return the proxy before the server, with nothing counted."""
     _proxy.reset()
     _proxy.victim = lambda: None
     return _proxy

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.log_store import open_store
 from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.object_store.address import is_store_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
     from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
+    from kafkalog.storage_engine.log.log_store import LogStore
 
 FORMAT: Final = "kafkalog"
 
@@ -24,20 +26,21 @@ FORMAT: Final = "kafkalog"
 class KTable:
     """A topic's latest record of each key, for Spark and for single lookups; a context manager.
 
-    `path` is a log directory, also a Kafka broker's. Nothing is cached: each Spark action and each
-    lookup sees the present log. `spark` may be None if you use only `lookup`, which needs no Spark.
-    Raises InvalidInputError for a path without a log, UnknownTopicError.
+    `path` is a log directory, also a Kafka broker's, or an address in an object store. Nothing is
+    cached: each Spark action and each lookup sees the present log. In an object store a DataFrame
+    is of the moment at which Spark planned it. `spark` may be None if you use only `lookup`, which
+    needs no Spark. Raises InvalidInputError for a path without a log, UnknownTopicError.
     """
 
     def __init__(self, spark: SparkSession | None, path: str | Path, topic: str) -> None:
         self.topic = topic
-        is_address = str(path).lower().startswith(("/", "file:"))
+        is_address = str(path).lower().startswith(("/", "file:")) or is_store_url(str(path))
         self.path = str(path) if is_address else str(Path(path).absolute())
         self._spark = spark
         self._mutex = threading.Lock()
         self._lookup: KeyLookup | None = None
-        with self._engine() as engine:
-            engine.describe(topic)
+        with self._opened() as log:
+            log.describe(topic)
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +98,7 @@ class KTable:
         while True:
             with self._mutex:
                 if self._lookup is None:
-                    self._lookup = KeyLookup(self._engine(), self.topic)
+                    self._lookup = KeyLookup(self._opened(), self.topic)
                 lookup = self._lookup
             try:
                 return lookup.get(key, partition=partition)
@@ -133,9 +136,10 @@ class KTable:
 
         return with_previous(changes)
 
-    def _engine(self) -> Engine:
-        roots = log_directories({"path": self.path})
-        return Engine(roots, read_only=True, create=False)
+    def _opened(self) -> LogStore:
+        is_url = is_store_url(self.path)
+        place = self.path if is_url else log_directories({"path": self.path})
+        return open_store(place, read_only=True, create=False)
 
     def _session(self) -> SparkSession:
         if self._spark is None:

@@ -20,6 +20,7 @@ REGION: Final = "store.region"
 ALLOW_HTTP: Final = "store.allow_http"
 CREDENTIALS: Final = "store.credentials"
 OPTIONS: Final = (ENDPOINT, REGION, ALLOW_HTTP, CREDENTIALS)
+_PATH: Final = "path"
 _PREFIX: Final = "store."
 _TRUTH: Final = {"true": True, "false": False}
 _HAS_ENDPOINT: Final = ("s3", "az")
@@ -31,6 +32,22 @@ def is_store_url(path: str) -> bool:
     """Return whether a path names an object store, by its scheme."""
     scheme, separator, _ = path.partition("://")
     return bool(separator) and scheme.lower() in SCHEMES
+
+
+def store_address(options: Mapping[str, str]) -> StoreAddress | None:
+    """Return the address that the option `path` and the options `store.*` give.
+
+    Returns None if the path names a directory. Raises InvalidInputError, also for options `store.*`
+    beside a directory.
+    """
+    path = next((value for key, value in options.items() if key.lower() == _PATH), "").strip()
+    if is_store_url(path):
+        return StoreAddress.parse(path, options)
+    for name in _store_options(options):
+        raise InvalidInputError(
+            f"option {name!r}: path {path!r} names no object store. Leave the option out."
+        )
+    return None
 
 
 @dataclass(frozen=True, slots=True)

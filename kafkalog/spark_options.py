@@ -46,4 +46,5 @@ OF_A_WRITE: Final = (
     "kafka.compression.type",
     "resetWriter",
     "includeHeaders",
+    *OF_A_STORE,
 )

@@ -126,9 +126,10 @@ class _LogWriter:
                 if batch.num_rows == 0:
                     continue
                 if staging is None:
+                    store = shared_store(self.options.root, read_only=True)
                     staging = StagedWriter(
-                        self.options.root,
-                        shared_store(self.options.root, read_only=True).state(),
+                        store,
+                        store.state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,

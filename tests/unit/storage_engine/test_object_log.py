@@ -24,7 +24,6 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.object_store import mixed_object, object_log, staged_objects
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import footer_of
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -34,7 +33,7 @@ from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.spoiled_client import Spoil, SpoiledClient
-from tests.unit.storage_engine.store_log import PATIENCE_S, WithoutProbe, memory_address
+from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -367,16 +366,11 @@ def spoiled(
 ) -> tuple[ObjectLog, SpoiledClient]:
     """Return a log whose client can be spoiled."""
     monkeypatch.setattr(object_log, "ObjectClient", SpoiledClient)
-    monkeypatch.setattr(object_log, "CommitLog", _Impatient)
+    monkeypatch.setattr(object_log, "CommitLog", Impatient)
     found = ObjectLog(address, create=False)
     client = found.client
     assert isinstance(client, SpoiledClient)
     return found, client
-
-
-class _Impatient(CommitLog):
-    def __init__(self, client: ObjectClient) -> None:
-        super().__init__(client, patience_s=PATIENCE_S)
 
 
 ALL_FAIL = dict.fromkeys(range(2, 60), Spoil.FAILED)

@@ -82,6 +82,23 @@ class Steps:
         started.trigger(availableNow=True).foreachBatch(take).start().awaitTermination()
         return batches
 
+    def copy(self, options: Mapping[str, str]) -> None:
+        """Run a stream from one topic into another to the end of the log."""
+        named = dict(options)
+        checkpoint, target = f"{self.scratch}/{named.pop('name')}", named.pop("topic")
+        stream = self.spark.readStream.format("kafkalog").options(**named)
+        rows = stream.option("startingOffsets", "earliest").load()
+        wanted = rows.selectExpr("key", "value", "partition", "timestamp")
+        place = {name: text for name, text in named.items() if name != "subscribe"}
+        started = wanted.writeStream.format("kafkalog").options(**place, topic=target)
+        started = started.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        started.start().awaitTermination()
+
+    def write(self, options: Mapping[str, str]) -> None:
+        """Append two rows by a batch write."""
+        frame = self.spark.createDataFrame([("a", "1"), ("b", "2")], "key string, value string")
+        frame.write.format("kafkalog").options(**options).mode("append").save()
+
     def fail(self, options: Mapping[str, str]) -> str:
         """Return what a read that fails says."""
         try:

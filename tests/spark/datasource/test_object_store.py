@@ -118,6 +118,24 @@ def test_a_stream_gives_the_micro_batches_of_a_directory(
     assert sum(map(len, ours)) == 10
 
 
+def test_a_stream_from_a_store_into_a_store_lands_once(job: Job, two: TwoLogs) -> None:
+    two.topic("copy")
+    for turn in range(3):
+        both(job, two, "copy", topic="copy", name="copies")
+        if turn == 1:
+            two.append(10)
+    directory, stored = both(job, two, "read", subscribe="copy")
+    assert len(stored) == 104
+    assert stored == directory
+
+
+def test_a_batch_write_creates_its_topic_in_a_store(job: Job, two: TwoLogs) -> None:
+    options = {"path": two.url, **two.options}
+    job.ask("write", **options, topic="made", numPartitions="2")
+    found = job.ask("read", **options, subscribe="made")
+    assert sorted(row[3:5] for row in found) == [["a", "1"], ["b", "2"]]
+
+
 def test_tasks_send_a_request_for_each_object_and_none_for_the_state(
     job: Job, two: TwoLogs, store_proxy: StoreProxy
 ) -> None:

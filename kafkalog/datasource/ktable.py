@@ -24,9 +24,10 @@ class KTable:
     """A topic's latest record of each key, for Spark and for single lookups; a context manager.
 
     `path` is a log directory, also a Kafka broker's, or the URL of a log in an object store.
-    Nothing is cached: each Spark action and each lookup sees the present log. `spark` may be None
-    if you use only `lookup`, which needs no Spark. Raises InvalidInputError for a path without a
-    log, UnknownTopicError.
+    Nothing is cached: each Spark action and each lookup sees the present log. In an object store a
+    DataFrame is of the moment at which Spark planned it. `spark` may be None if you use only
+    `lookup`, which needs no Spark. Raises InvalidInputError for a path without a log,
+    UnknownTopicError.
     """
 
     def __init__(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from os import PathLike, fspath
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError
@@ -79,9 +78,7 @@ class Append:
         if self.topic is not None:
             options["topic"] = self.topic
         parsed = SinkOptions.parse(options)
-        # The name that the log has for the writer: two spellings of one path are one.
-        place = parsed.place.resolve() if isinstance(parsed.place, Path) else parsed.place
-        use = (running.run_id, str(place), parsed.target, self.name)
+        use = (running.run_id, parsed.place, parsed.target, self.name)
         with _mutex:
             if _done.get(use) == batch_id:
                 raise InvalidInputError(

@@ -14,20 +14,16 @@ to fill a segment. It comes once per query, topic and process.
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_directory
+from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
-
-if TYPE_CHECKING:
-    from kafkalog.storage_engine.store import Store
+from kafkalog.storage_engine.store import Store
 
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
@@ -37,11 +33,12 @@ _warned: set[tuple[str, str]] = set()
 
 def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     """Warn, after the commit, that no cleaner cleans the option's topic; raise nothing."""
-    place = options.place
-    if options.topic is None or (query_id, options.topic) in _warned or not isinstance(place, Path):
+    if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:
-        store = shared_directory(place)
+        store = shared_engine(options.root)
+        if not isinstance(store, Store):
+            return  # no cleaner cleans a log in an object store
         topic = store.state().topics.get(options.topic)
         if topic is None:
             return
@@ -53,14 +50,14 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         if not locks or any(lock.is_held_alone() for lock in locks):
             return
     except (KafkaLogError, OSError) as fault:
-        _log.debug("%s: whether a cleaner is at work is unknown: %s", options.place, fault)
+        _log.debug("%s: whether a cleaner is at work is unknown: %s", options.root, fault)
         return
     _warned.add((query_id, options.topic))
     _log.warning(
         "topic %s at %s is dirty past its min.cleanable.dirty.ratio and no cleaner is at work; "
         "keep the log open with kafkalog.open(path, cleaner=True), or call its clean(%r)",
         options.topic,
-        options.place,
+        options.root,
         options.topic,
     )
 

@@ -51,8 +51,8 @@ _SPARKS_PREFIXES = ("option.", "_async", "asyncprogress", "spark.")
 class SinkOptions:
     """The parsed options of a write; the option's name is in brackets."""
 
-    place: Path | StoreAddress
-    """The log's directory, or its address in an object store [path, store.*]."""
+    root: Path | StoreAddress
+    """The directory of the log, or its address in an object store [path, store.*]."""
     topic: str | None = None
     """The topic of every row, whatever a `topic` column says [topic]; None: the column decides."""
     new_topic: NewTopic = field(default_factory=partial(NewTopic.of, 1, {}))
@@ -73,6 +73,11 @@ class SinkOptions:
     """The stream's checkpoint, if it was given as an option [checkpointLocation]."""
     ignored: tuple[str, ...] = ()
     """Options of Kafka's client, which have no effect without a broker."""
+
+    @property
+    def place(self) -> str:
+        """The one name of the log: two spellings of a directory are one."""
+        return str(self.root.resolve() if isinstance(self.root, Path) else self.root)
 
     @property
     def target(self) -> str:
@@ -97,7 +102,7 @@ class SinkOptions:
                 raise InvalidInputError(f"option topic: {fault}")
         app_id, version = _transaction(given)
         return cls(
-            place=store_address(given) or log_directory(given),
+            root=store_address(given) or log_directory(given),
             topic=topic,
             new_topic=_new_topic(given),
             given_for_topics=_given_for_topics(given),

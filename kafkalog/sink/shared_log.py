@@ -1,14 +1,14 @@
-"""The log that all writes of a process share, so that its journal is read once.
+"""The log that all writes of a process share, so that its state is read once.
 
 Spark creates several writers per micro-batch and keeps the processes that run them. A log per
-writer would read the whole journal each time, up to a megabyte.
+writer would read the whole journal each time, up to a megabyte, or all commits of an object store.
 """
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import address
@@ -16,62 +16,58 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
-Place: TypeAlias = Path | StoreAddress
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
 _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}
 """By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
-def shared_engine(place: Place) -> LogEngine:
+def shared_engine(root: Path | StoreAddress) -> LogEngine:
     """Return the shared engine of a log, which is created if it is missing. Never close it.
 
-    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `open_engine`.
+    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
     """
-    return _object_log(place) if isinstance(place, StoreAddress) else shared_directory(place)
-
-
-def shared_store(place: Place, *, read_only: bool = False) -> LogStore:
-    """Return the shared store of a log, which is created if it is missing. Never close it.
-
-    Tasks pass `read_only`: they may run on another host than the writers of a directory's journal.
-    Raises the errors of `open_store`.
-    """
-    if isinstance(place, StoreAddress):
-        return _object_log(place)
-    return _shared(place, Store, read_only=read_only)
-
-
-def shared_directory(root: Path) -> Engine:
-    """Return the shared engine of a log directory, as `shared_engine` does."""
+    if isinstance(root, StoreAddress):
+        return _object_log(root, read_only=False)
     from kafkalog.storage_engine.engine import Engine
 
     return _shared(root, Engine, read_only=False)
 
 
-def seen_by_driver(place: Place, topic: str | None) -> SeenLog | None:
+def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> LogStore:
+    """Return the shared store of a log, which is created if it is missing. Never close it.
+
+    Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
+    errors of `Store`.
+    """
+    if isinstance(root, StoreAddress):
+        return _object_log(root, read_only=read_only)
+    return _shared(root, Store, read_only=read_only)
+
+
+def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | None:
     """Return what tasks need to know of a log in an object store; None for a directory.
 
     `topic` is the one that they write to, if it is known.
     """
-    if not isinstance(place, StoreAddress):
+    if not isinstance(root, StoreAddress):
         return None
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
-    return SeenLog.of(_object_log(place), topic)
+    return SeenLog.of(_object_log(root, read_only=False), topic)
 
 
 @functools.lru_cache(_OPENED_MAX)
-def _object_log(place: StoreAddress) -> ObjectLog:
+def _object_log(address: StoreAddress, *, read_only: bool) -> ObjectLog:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
-    return ObjectLog(place)
+    return ObjectLog(address, read_only=read_only)
 
 
 def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:

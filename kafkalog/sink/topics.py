@@ -12,7 +12,7 @@ from kafkalog.storage_engine.metadata.state import TopicState
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
-    store = shared_store(options.place)
+    store = shared_store(options.root)
     if options.topic is None:
         return
     known = store.state().topics.get(options.topic)
@@ -25,7 +25,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
         )
     if known is None:
         new = options.new_topic
-        shared_engine(options.place).create_topic(
+        shared_engine(options.root).create_topic(
             options.topic, new.partitions, new.config, exist_ok=True
         )
 

@@ -85,7 +85,7 @@ def _prepare(
     parsed = SinkOptions.parse(options)
     columns = SinkColumns.of(schema, parsed.topic)
     prepare_topic(parsed, columns)
-    return parsed, columns, seen_by_driver(parsed.place, parsed.topic)
+    return parsed, columns, seen_by_driver(parsed.root, parsed.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class _LogWriter:
                 if batch.num_rows == 0:
                     continue
                 if staging is None:
-                    log = self.seen or shared_store(self.options.place, read_only=True)
+                    log = self.seen or shared_store(self.options.root, read_only=True)
                     staging = StagedWriter(
                         log,
                         log.state(),
@@ -158,7 +158,7 @@ class _LogWriter:
 
     def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
         staged = [message.staged for message in messages if message and message.staged]
-        shared_engine(self.options.place).commit(
+        shared_engine(self.options.root).commit(
             staged,
             writer=writer,
             create=self.options.created,
@@ -185,11 +185,11 @@ class _LogWriter:
         if run is None:
             return
         try:
-            shared_engine(self.options.place).abort(staged, writer=writer, prefix=prefix, run=run)
+            shared_engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
-                self.options.place,
+                self.options.root,
                 prefix,
                 fault,
             )
@@ -204,16 +204,15 @@ class _LogWriter:
             )
         if not self.options.given_for_topics:
             return
-        topics = shared_engine(self.options.place).state().topics
+        topics = shared_engine(self.options.root).state().topics
         written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
         for name in sorted(written & topics.keys()):
             differing = options_without_effect(self.options, topics[name])
             if differing:
                 _warn_once(
                     (writer, "topic", name),
-                    f"topic {name} at {self.options.place} exists, so these options have no "
-                    f"effect: {', '.join(differing)}; KafkaLog.alter_topic changes a topic's "
-                    "configs",
+                    f"topic {name} at {self.options.root} exists, so these options have no effect: "
+                    f"{', '.join(differing)}; KafkaLog.alter_topic changes a topic's configs",
                 )
 
 

@@ -41,14 +41,21 @@ class TwoLogs:
 
         Each is a millisecond younger than the one before. Some have headers.
         """
-        numbers = range(self._written, self._written + count)
-        self._written += count
+        first = NOW_MS + self._written
+        return self.append_at([*range(first, first + count)], topic, partitions, size)
+
+    def append_at(
+        self, times: Sequence[int], topic: str = "t", partitions: int = 1, size: int = 20
+    ) -> TwoLogs:
+        """Append a record of each time (epoch ms) in one commit."""
+        numbers = range(self._written, self._written + len(times))
+        self._written += len(times)
         header = [("h", b"1"), ("h", None)]
         columns = {
             "key": [None if n % 11 == 0 else b"k%d" % (n % 7) for n in numbers],
             "value": [None if n % 13 == 0 else b"%0*d" % (size, n) for n in numbers],
             "partition": [n % partitions for n in numbers],
-            "timestamp": [NOW_MS + n for n in numbers],
+            "timestamp": times,
             "headers": [header if n % 5 == 0 else [] for n in numbers],
         }
         pairs = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

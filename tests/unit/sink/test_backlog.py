@@ -44,7 +44,7 @@ class Stream:
     def __init__(self, root: Path, **config: str) -> None:
         self.engine = Engine(root)
         self.engine.create_topic("t", 1, {"segment.bytes": "200", **config})
-        self.options = SinkOptions(place=root, topic="t")
+        self.options = SinkOptions(root=root, topic="t")
 
     def commit(self, now_ms: int) -> None:
         """Commit, and look; the active segment was written to at `now_ms`."""

@@ -16,7 +16,7 @@ def parse(**options: str) -> SinkOptions:
 
 def test_defaults() -> None:
     options = parse()
-    assert options.place == Path("/log")
+    assert options.root == Path("/log")
     assert (options.topic, options.target, options.new_topic.partitions) == (None, "*", 1)
     assert options.new_topic.config == {"cleanup.policy": "compact"}
     assert (options.codec, options.batch_size, options.reset_writer) == (None, 65536, False)

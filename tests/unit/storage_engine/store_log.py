@@ -26,6 +26,13 @@ class WithoutProbe(ObjectClient):
         """Ask nothing."""
 
 
+class Impatient(CommitLog):
+    """A commit log that soon gives up on a store that does not answer."""
+
+    def __init__(self, client: ObjectClient) -> None:
+        super().__init__(client, patience_s=PATIENCE_S)
+
+
 def memory_address() -> StoreAddress:
     return StoreAddress.parse(f"memory://{secrets.token_hex(8)}/log")
 

@@ -65,7 +65,6 @@ def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | No
 @functools.lru_cache(_OPENED_MAX)
 def _object_log(address: StoreAddress, *, read_only: bool) -> ObjectLog:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
-    from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
     return ObjectLog(address, read_only=read_only)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,11 +187,7 @@ class ObjectLog(LogEngine):
         """Return a message whose batches are in objects: write those that it carries."""
         if not message.data:
             return message
-        seen, name = draft.store.number, secrets.token_hex(16)
-        objects = MixedObjects(
-            self.client,
-            lambda part: layout.stored_data(seen, layout.staged_file(name, 0, 0, 0, part)),
-        )
+        objects = MixedObjects(self.client, draft.store.number, "append")
         data = memoryview(bytearray(message.data))
         objects.write(
             Batches(
@@ -226,21 +221,23 @@ class ObjectLog(LogEngine):
     ) -> bool:
         """Delete what a failed batch wrote; return False, and keep all, when it is committed.
 
-        A commit in doubt is decided first, so that it cannot land later. `prefix` and `run` have no
-        effect: what a killed task wrote is named by no message, and a sweep deletes it.
+        The commit may be under way in a process that is about to die; it cannot land after this.
+        `prefix` and `run` have no effect: what a killed task wrote is named by no message, and a
+        sweep deletes it.
         """
         self.check_writable()
         _check_names(staged)
-        if self._log.abort():
-            return False  # it has landed, or the collector has passed it
-        state = self.store_state()
-        known = None if writer is None else last_batch(state.log, writer, now_of(now_ms))
-        if known is not None and writer is not None and known.batch_id == writer.batch_id:
-            return False
-        if _are_committed(state, staged):
-            return False
-        self._discard(staged)
-        return True
+        at_ms = now_of(now_ms)
+
+        def is_committed(state: StoreState) -> bool:
+            known = None if writer is None else last_batch(state.log, writer, at_ms)
+            is_last = known is not None and writer is not None and known.batch_id == writer.batch_id
+            return is_last or _are_committed(state, staged)
+
+        is_undone = self._log.abort(is_committed)
+        if is_undone:
+            self._discard(staged)
+        return is_undone
 
     def sync(self, *, now_ms: int | None = None) -> None:
         """Do nothing: a store keeps what it has answered for."""
@@ -276,7 +273,7 @@ class ObjectLog(LogEngine):
     def sweep_staged(self, *, now_ms: int) -> int:
         """Delete objects that no commit names and that are seven days old; return how many.
 
-        The sweep is a commit. Who commits later has read it, and refuses an object that it may have
+        The sweep is a commit. A later commit has read it, and refuses an object that it may have
         deleted. The age spares the work of living queries; the order of commits is the proof.
         """
         self.check_writable()

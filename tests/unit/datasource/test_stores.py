@@ -107,6 +107,16 @@ def test_where_there_is_no_log_the_read_says_so() -> None:
         read_batch("memory://nobody/nothing")
 
 
+def test_a_log_that_replaces_another_at_its_address_is_read(tmp_path: Path) -> None:
+    old = TwoLogs(tmp_path / "old").topic()
+    old.append(9)
+    assert len(read_batch(old.url)) == 9
+    client = old.logs[1].client
+    client.delete([entry.name for entry in client.list("")])
+    TwoLogs(tmp_path / "new", old.url).topic().append(4)
+    assert len(read_batch(old.url)) == 4
+
+
 def test_options_of_a_store_are_refused_beside_a_directory(two: TwoLogs) -> None:
     with pytest.raises(InvalidInputError, match=r"store\.region.*names no object store"):
         source(two.directory, **{"store.region": "us-east-1"})
@@ -178,6 +188,9 @@ def test_a_batch_read_opens_the_log_once_and_asks_once_for_each_object(
     asked.clear()
     assert len(rows(reader, found)) == 480
     assert asked == ["GET"] * 40
+    asked.clear()
+    planned(two)
+    assert asked == ["GET"] * 2  # the mark, and a poll
 
 
 def test_a_view_of_small_partitions_asks_once_for_each_object(

@@ -7,7 +7,7 @@ Rules
 - A commit counts if the boundary, read later, is below its number. Otherwise the collector may have
   deleted the true commit of that number, and the process opens the log again.
 - After a failure between create and boundary the commit is in doubt. A retry finds the writer's
-  batch id in the state. An abort fills the number, so that a lost create can no longer land.
+  batch id in the state. An abort, by any process, fills the number at which it could land.
 - The writer of the commit after which a snapshot is due writes it. One may be missing.
 """
 
@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Final
 
 from kafkalog.errors import (
@@ -32,7 +31,6 @@ from kafkalog.errors import (
 )
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome, StoredObject
-from kafkalog.storage_engine.object_store.failure import PermanentError
 from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
 from kafkalog.storage_engine.object_store.store_state import StoreState
 
@@ -55,13 +53,6 @@ Prepare = Callable[[StoreState], Mapping[str, Any] | None]
 """Returns what a commit changes in a state, or None if nothing is left to change."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Doubt:
-    number: int
-    tokens: Sequence[bytes]
-    """The tokens of all creates of this number that this process sent."""
-
-
 class CommitLog:
     """One process's view of the commit log; threads may share it.
 
@@ -79,7 +70,6 @@ class CommitLog:
         self._patience_s = patience_s
         self._elapsed = elapsed
         self._lock = threading.RLock()
-        self._doubt: _Doubt | None = None
         mark = client.get(layout.STORED_LOG)
         if mark is None:
             raise InvalidInputError(
@@ -266,12 +256,7 @@ class CommitLog:
         name = layout.stored_commit(number)
         data = NumberedObject(layout.STORED_COMMIT_MAGIC, number, token, change).encode()
         state = base.apply(number, change, len(data))  # a change that cannot be read is not written
-        before, self._doubt = self._doubt, self._doubted(number, token)
-        try:
-            outcome = self._client.create(name, data)
-        except PermanentError:
-            self._doubt = before
-            raise
+        outcome = self._client.create(name, data)
         is_mine, is_counted = True, False
         try:
             if outcome is not Outcome.DONE:
@@ -284,13 +269,7 @@ class CommitLog:
             raise self._in_doubt(number, str(fault)) from None
         if is_mine and not is_counted:
             raise self._in_doubt(number, "this process was stopped while the collector passed it.")
-        self._doubt = None
         return is_mine
-
-    def _doubted(self, number: int, token: bytes) -> _Doubt:
-        known = self._doubt
-        is_same = known is not None and known.number == number
-        return _Doubt(number, [*(known.tokens if known and is_same else ()), token])
 
     def _in_doubt(self, number: int, cause: str) -> CommitInDoubtError:
         return CommitInDoubtError(
@@ -298,37 +277,30 @@ class CommitLog:
             "the rows of a batch that has a writer are written once."
         )
 
-    def abort(self) -> bool:
-        """Make sure that the commit in doubt, if there is one, can no longer land.
+    def abort(self, is_committed: Callable[[StoreState], bool]) -> bool:
+        """Make sure that a commit which may be under way, in any process, does not land later.
+
+        An empty commit takes the only number at which it could land.
+
+        Args:
+            is_committed: Returns whether a state has what is aborted.
 
         Returns:
-            Whether it has landed, or may have: its objects are not to be deleted then.
+            Whether nothing has landed, so that the objects may be deleted.
 
         Raises:
             CommitInDoubtError: The store does not say.
+            StorageError: The store fails.
         """
-        with self._lock:
-            if self._doubt is None:
-                return False
-            number, tokens = self._doubt.number, self._doubt.tokens
-            empty = NumberedObject(
-                layout.STORED_COMMIT_MAGIC,
-                number,
-                os.urandom(16),
-                {"time_ms": self._state.log.time_ms},
-            ).encode()
-            name = layout.stored_commit(number)
-            try:
-                found = _created(self._client, name, empty, self._patience_s)
-                boundary = self._boundary()
-            except StorageError as fault:
-                raise self._in_doubt(number, str(fault)) from None
-            landed = NumberedObject.decode(
-                self._place(name), layout.STORED_COMMIT_MAGIC, found.data
-            )
-            self._doubt = None
-            self.poll()
-            return landed.token in tokens or number <= boundary
+        has_landed = False
+
+        def prepare(state: StoreState) -> Mapping[str, Any] | None:
+            nonlocal has_landed
+            has_landed = is_committed(state)
+            return None if has_landed else {"time_ms": state.log.time_ms}
+
+        self.commit(prepare)
+        return not has_landed
 
     def _write_snapshot(self) -> None:
         """Write the snapshot that is due; the commit is made, so a failure is only logged."""

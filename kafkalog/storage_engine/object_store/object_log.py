@@ -226,21 +226,23 @@ class ObjectLog(LogEngine):
     ) -> bool:
         """Delete what a failed batch wrote; return False, and keep all, when it is committed.
 
-        A commit in doubt is decided first, so that it cannot land later. `prefix` and `run` have no
-        effect: what a killed task wrote is named by no message, and a sweep deletes it.
+        The commit may be under way in a process that is about to die; it cannot land after this.
+        `prefix` and `run` have no effect: what a killed task wrote is named by no message, and a
+        sweep deletes it.
         """
         self.check_writable()
         _check_names(staged)
-        if self._log.abort():
-            return False  # it has landed, or the collector has passed it
-        state = self.store_state()
-        known = None if writer is None else last_batch(state.log, writer, now_of(now_ms))
-        if known is not None and writer is not None and known.batch_id == writer.batch_id:
-            return False
-        if _are_committed(state, staged):
-            return False
-        self._discard(staged)
-        return True
+        at_ms = now_of(now_ms)
+
+        def is_committed(state: StoreState) -> bool:
+            known = None if writer is None else last_batch(state.log, writer, at_ms)
+            is_last = known is not None and writer is not None and known.batch_id == writer.batch_id
+            return is_last or _are_committed(state, staged)
+
+        is_undone = self._log.abort(is_committed)
+        if is_undone:
+            self._discard(staged)
+        return is_undone
 
     def sync(self, *, now_ms: int | None = None) -> None:
         """Do nothing: a store keeps what it has answered for."""

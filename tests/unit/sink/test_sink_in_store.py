@@ -84,7 +84,7 @@ def test_a_failed_commit_is_aborted_and_the_batch_comes_again(
 
     messages = [write.attempt(ROWS)]
     with monkeypatch.context() as patch, pytest.raises(StorageError, match="no"):
-        patch.setattr(CommitLog, "commit", fail)
+        patch.setattr(ObjectLog, "commit", fail)
         write.commit(messages)
     assert (end_of(address), data_objects(address)) == (0, 0)
     write.micro_batch([ROWS])

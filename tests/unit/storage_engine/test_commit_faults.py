@@ -26,6 +26,11 @@ REQUESTS = 20
 """More than any commit of these tests sends."""
 
 
+def has_batch(state: StoreState) -> bool:
+    """Return whether the batch of the cases is in the log."""
+    return "w-1" in committed(state)
+
+
 class Case:
     """A log with one batch, and a process that will commit the next, perhaps after a rival."""
 
@@ -109,22 +114,28 @@ def test_a_process_never_says_that_a_lost_batch_is_committed(spoil: Spoil, has_r
 
 
 @pytest.mark.parametrize("has_rival", [False, True])
-@pytest.mark.parametrize("spoil", [spoil for spoil in Spoil if "KILLED" not in spoil.name])
-def test_an_aborted_batch_lands_before_the_abort_or_never(spoil: Spoil, has_rival: bool) -> None:
+@pytest.mark.parametrize("spoil", Spoil)
+@pytest.mark.parametrize("who", ["the same process", "another process"])
+def test_an_aborted_batch_lands_before_the_abort_or_never(
+    spoil: Spoil, has_rival: bool, who: str
+) -> None:
     for case in cases(spoil, has_rival=has_rival):
-        if case.attempt():
+        said = case.attempt()
+        if said:
             case.check(True)
             continue
-        has_landed = case.log.abort()
+        is_another = said is None or who == "another process"
+        log = case.restarted() if is_another else case.log
+        has_landed = not log.abort(has_batch)
         case.check(has_landed)
         case.client.late()
         case.check(has_landed)
-        assert committed(case.log.poll()) == committed(reread(case.address))
+        assert committed(log.poll()) == committed(reread(case.address))
 
 
 @pytest.mark.parametrize(
     "fill",
-    [CommitLog.abort, lambda log: log.commit(batch("rival", 0))],
+    [lambda log: log.abort(has_batch), lambda log: log.commit(batch("rival", 0))],
     ids=["an abort", "the next commit"],
 )
 def test_a_lost_create_cannot_land_once_its_number_is_filled(
@@ -140,7 +151,7 @@ def test_a_lost_create_cannot_land_once_its_number_is_filled(
     assert "w-1" not in committed(reread(case.address))
 
 
-def test_an_abort_knows_every_create_that_its_process_sent_for_a_number() -> None:
+def test_an_abort_knows_each_create_that_was_sent_for_a_number() -> None:
     plan = {1: Spoil.LANDS_LATE, 2: Spoil.FAILED}
     case = Case(plan, has_rival=False)
     assert case.attempt() is False
@@ -148,7 +159,7 @@ def test_an_abort_knows_every_create_that_its_process_sent_for_a_number() -> Non
     case.client.spoil(plan)
     assert case.attempt() is False
     land()
-    assert case.log.abort()
+    assert not case.log.abort(has_batch)
     case.check(True)
 
 

@@ -264,16 +264,19 @@ def test_a_committer_that_was_stopped_past_the_collector_is_fenced(
     collect(address, 5)
     with pytest.raises(CommitInDoubtError, match="the collector passed it"):
         stopped.commit(batch("late", 0))
-    assert stopped.abort()
+    assert stopped.abort(lambda state: "late-0" in committed(state))
     stopped.commit(batch("late", 0))
     assert committed(reread(address)) == {**{f"w-{b}": 1 for b in range(12)}, "late-0": 1}
 
 
-def test_an_abort_without_a_doubt_asks_nothing(address: StoreAddress, log: CommitLog) -> None:
+def test_an_abort_of_what_is_known_to_be_there_asks_nothing(
+    address: StoreAddress, log: CommitLog
+) -> None:
     writer, client = opened(address)
     writer.commit(batch("w", 0))
-    assert counted(client, writer.abort) == {}
-    assert not writer.abort()
+    assert counted(client, lambda: writer.abort(lambda state: "w-0" in committed(state))) == {}
+    assert counted(client, lambda: writer.abort(lambda state: False)) == {"PUT": 1, "GET": 1}
+    assert committed(reread(address)) == {"w-0": 1}
 
 
 # --- formats -------------------------------------------------------------------------------------

@@ -393,10 +393,15 @@ def test_after_a_doubt_a_retry_lands_once(
     assert data_objects(log) == [message.files[0].name]
 
 
+@pytest.mark.parametrize("is_another", [True, False], ids=["another process", "the same"])
 @pytest.mark.parametrize("has_writer", [True, False])
 @pytest.mark.parametrize("first", [Spoil.ANSWER_LOST, Spoil.FAILED, Spoil.LANDS_LATE])
 def test_an_abort_after_a_doubt_keeps_what_has_landed_and_nothing_lands_later(
-    spoiled: tuple[ObjectLog, SpoiledClient], first: Spoil, has_writer: bool
+    address: StoreAddress,
+    spoiled: tuple[ObjectLog, SpoiledClient],
+    first: Spoil,
+    has_writer: bool,
+    is_another: bool,
 ) -> None:
     log, client = spoiled
     message = stage(log, 3)
@@ -404,7 +409,8 @@ def test_an_abort_after_a_doubt_keeps_what_has_landed_and_nothing_lands_later(
     with pytest.raises(CommitInDoubtError):
         log.commit([message], writer=Writer("q", "t", 3) if has_writer else None, now_ms=NOW_MS)
     client.spoil({})
-    is_undone = log.abort([message, None], writer=Writer("q", "t", 3) if has_writer else None)
+    aborting = ObjectLog(address) if is_another else log
+    is_undone = aborting.abort([message, None], writer=Writer("q", "t", 3) if has_writer else None)
     client.late()
     assert is_undone == (first is not Spoil.ANSWER_LOST)
     end = 0 if is_undone else 5

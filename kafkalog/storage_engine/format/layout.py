@@ -567,9 +567,14 @@ def seen_by_stored(name: str) -> int:
     return int(match[1])
 
 
-def stored_data(seen: int, staged: str) -> str:
-    """Return the name of a mixed object; `staged` is the name of a staged file, without suffix.
+def stored_data(seen: int, attempt: str, token: str, part: int) -> str:
+    """Return the name of a mixed object.
 
-    `seen` is the number of the commit that the writer of the object had seen.
+    Args:
+        seen: The number of the commit that the writer of the object had seen.
+        attempt: The name of the attempt's staged file, without suffix.
+        token: Random, so that two attempts of one name share no object.
+        part: The object's number in the attempt.
     """
-    return f"{STORED_DATA}/{seen}/{staged.removeprefix(OURS)}{MIXED}"
+    tail = f"-{part}" if part else ""
+    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{MIXED}"

@@ -15,6 +15,7 @@ import datetime
 import functools
 import importlib
 import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -389,7 +390,10 @@ def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -
         retries["backoff"] = {"max_backoff": datetime.timedelta(seconds=min(5.0, patience_s))}
     common: dict[str, Any] = {
         "retry_config": retries,
-        "client_options": {"allow_http": address.allow_http, "timeout": f"{int(timeout_s)}s"},
+        "client_options": {
+            "allow_http": address.allow_http or _environment_allows_http(address.scheme),
+            "timeout": f"{int(timeout_s)}s",
+        },
     }
     if address.credentials is not None:
         common["credential_provider"] = _provider(address.credentials)
@@ -404,6 +408,12 @@ def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -
     except (importlib.import_module("obstore").exceptions.BaseError, ValueError, OSError) as fault:
         error = fault
     raise described("its client", str(address), error)
+
+
+def _environment_allows_http(scheme: str) -> bool:
+    """Return what obstore finds in the environment by itself, unless it gets other options."""
+    name = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}.get(scheme, "")
+    return os.environ.get(name, "").lower() == "true"
 
 
 def _provider(named: str) -> Any:

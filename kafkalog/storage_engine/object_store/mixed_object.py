@@ -8,7 +8,8 @@ The commit names the runs too; the footer is for those who find an object withou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -51,12 +52,12 @@ class _OpenRun:
 class MixedObjects:
     """The mixed objects of one attempt; each is full before the next one begins."""
 
-    def __init__(self, client: ObjectClient, name: Callable[[int], str]) -> None:
-        """`name` returns the name of an object by its number, from 0."""
+    def __init__(self, client: ObjectClient, seen: int, attempt: str) -> None:
+        """`seen` and `attempt` are those of `layout.stored_data`."""
         self.files: list[StagedFile] = []
         self.runs: list[Run] = []
         self._client = client
-        self._name = name
+        self._name = seen, attempt, secrets.token_hex(8)
         self._parts: list[memoryview] = []
         self._size = 0
         self._open: list[_OpenRun] = []
@@ -106,7 +107,7 @@ class MixedObjects:
         )
         data = b"".join([*self._parts, footer, trailer])
         self._parts, self._size = [], 0
-        file = StagedFile(self._name(number), len(data), crc32c(data))
+        file = StagedFile(layout.stored_data(*self._name, number), len(data), crc32c(data))
         self.files.append(file)  # before it is written: a failed attempt deletes it, if it is there
         self._client.put_unique(file.name, data)
         self.runs += [

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -188,11 +187,7 @@ class ObjectLog(LogEngine):
         """Return a message whose batches are in objects: write those that it carries."""
         if not message.data:
             return message
-        seen, name = draft.store.number, secrets.token_hex(16)
-        objects = MixedObjects(
-            self.client,
-            lambda part: layout.stored_data(seen, layout.staged_file(name, 0, 0, 0, part)),
-        )
+        objects = MixedObjects(self.client, draft.store.number, "append")
         data = memoryview(bytearray(message.data))
         objects.write(
             Batches(

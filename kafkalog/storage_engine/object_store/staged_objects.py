@@ -19,9 +19,7 @@ class StagedObjects:
     """Writes the runs of one attempt; `seen` is the number of the commit that it has seen."""
 
     def __init__(self, client: ObjectClient, seen: int, name: AttemptName) -> None:
-        self._objects = MixedObjects(
-            client, lambda part: layout.stored_data(seen, layout.staged_file(*name, part))
-        )
+        self._objects = MixedObjects(client, seen, layout.staged_file(*name, 0))
 
     def take_excess(self, topics: Sequence[StagedTopic]) -> None:
         """Write all pending runs, once they fill an object."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+import kafkalog
 from kafkalog.errors import (
     CommitConflictError,
     CommitInDoubtError,
@@ -32,6 +34,7 @@ from kafkalog.storage_engine.writing import staging
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
+from tests.object_store_proxy import Fault, Rule, StoreProxy
 from tests.unit.storage_engine.spoiled_client import Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
 
@@ -373,6 +376,7 @@ def spoiled(
     return found, client
 
 
+LOST = (Fault.ANSWER_LOST, Fault.REQUEST_LOST, Fault.DONE_BUT_500)
 ALL_FAIL = dict.fromkeys(range(2, 60), Spoil.FAILED)
 
 
@@ -507,3 +511,49 @@ def test_a_sweep_deletes_old_orphans_and_no_commit_can_name_them_later(
     log.commit([stage(log, 4)], now_ms=NOW_MS)
     assert log.offsets("t") == {0: (0, 10), 1: (0, 10)}
     assert log.sweep_staged(now_ms=modified) == 0
+
+
+# --- on S3 ---------------------------------------------------------------------------------------
+
+
+def test_an_address_alone_opens_a_log_where_the_environment_says_the_rest(
+    s3_address: StoreAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
+    assert s3_address.endpoint is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_address.endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    with kafkalog.open(str(s3_address)) as log:
+        log.create_topic("t", 2)
+        log.append("t", [("k1", "v"), ("k2", "v")])
+    assert sum(end for _, end in ObjectLog(s3_address, read_only=True).offsets("t").values()) == 2
+
+
+def test_writers_of_many_processes_lose_nothing_and_double_nothing_on_s3(
+    s3_address: StoreAddress, store_proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each thread has a client and a state of its own, as a process has."""
+    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
+    ObjectLog(s3_address).create_topic("t", 2)
+    store_proxy.reset(*(Rule(fault, "PUT", ".commit", after=5 * n) for n, fault in enumerate(LOST)))
+
+    def write(name: str) -> None:
+        own = ObjectLog(s3_address)
+        for batch_id in range(6):
+            writer = Writer(name, "t", batch_id)
+            message = stage(own, batch_id)
+            own.commit([message], writer=writer, now_ms=NOW_MS)
+            assert own.commit([message], writer=writer, now_ms=NOW_MS).skipped
+
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(write, f"q{number}") for number in range(3)]:
+            done.result()
+    log = ObjectLog(s3_address)
+    assert log.offsets("t") == {0: (0, 90), 1: (0, 90)}
+    ends = {0: 0, 1: 0}
+    for _, extent in extents(log):
+        assert extent.base_offset == ends[extent.partition]
+        ends[extent.partition] = extent.next_offset
+    assert ends == {0: 90, 1: 90}
+    assert len(data_objects(log)) == 18

@@ -18,4 +18,4 @@ def open_log(options: SourceOptions) -> Store | PolledLog:
         return Store(options.directories, read_only=True, create=False)
     from kafkalog.storage_engine.object_store.polled_log import PolledLog
 
-    return PolledLog(options.store)
+    return PolledLog.shared(options.store)

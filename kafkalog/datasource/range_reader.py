@@ -118,13 +118,15 @@ class RangeReader:
     def _stored(self, ranges: Sequence[StoredRange]) -> Iterator[pa.RecordBatch]:
         """Yield the records of ranges in an object store, which one task reads."""
         from kafkalog.storage_engine.object_store.client import shared_client
-        from kafkalog.storage_engine.object_store.fetched_ranges import FetchedRanges
+        from kafkalog.storage_engine.object_store.fetched_ranges import KEPT_SIZE, FetchedRanges
         from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 
         assert self.options.store is not None
         is_stream = not self.options.latest_view
         client = shared_client(self.options.store)
-        with FetchedRanges(client, (each for one in ranges for each in one.extents)) as fetched:
+        extents = (each for one in ranges for each in one.extents)
+        is_read_once = len(ranges) == 1 and not ranges[0].is_view
+        with FetchedRanges(client, extents, kept_size=0 if is_read_once else KEPT_SIZE) as fetched:
             for one in ranges:
                 place = one.range.partition
                 snapshot = ObjectSnapshot(fetched, *place, one.state, one.extents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.stored_partition import StoredPartition
 from kafkalog.errors import DataLossError, InvalidInputError, KafkaLogError, UnknownTopicError
 from kafkalog.storage_engine.object_store import client as client_module
+from kafkalog.storage_engine.object_store import mixed_object
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
+from tests.object_store_proxy import StoreProxy
 from tests.unit.datasource.logs import NOW_MS, read_batch, rows, source
 from tests.unit.datasource.streaming_query import StreamingQuery
 from tests.unit.datasource.two_logs import TwoLogs, sorted_rows
@@ -98,6 +102,23 @@ def test_a_batch_read_gives_the_records_of_a_directory(
     assert ours or "startingOffsetsByTimestampStrategy" in options
 
 
+def test_several_tasks_and_several_objects_of_each_are_read_in_their_order(
+    two: TwoLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_object, "OBJECT_SIZE_MAX", 700)
+    for _ in range(3):
+        two.commit(20, 1, 35, 13, batch_size=150)
+    assert len(two.logs[1].client.newest("data", 100)) > 12
+    for options in (
+        {"includeHeaders": "true"},
+        {"view": "latest"},
+        {"maxRecordsPerPartition": "5"},
+    ):
+        ours, stored = both(two, **options)
+        assert stored == ours
+        assert ours
+
+
 def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
     assert both(two) == both(two, view="latest") == ([], [])
 
@@ -105,6 +126,16 @@ def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
 def test_where_there_is_no_log_the_read_says_so() -> None:
     with pytest.raises(InvalidInputError, match="there is no log"):
         read_batch("memory://nobody/nothing")
+
+
+def test_a_log_that_replaces_another_at_its_address_is_read(tmp_path: Path) -> None:
+    old = TwoLogs(tmp_path / "old").topic()
+    old.append(9)
+    assert len(read_batch(old.url)) == 9
+    client = old.logs[1].client
+    client.delete([entry.name for entry in client.list("")])
+    TwoLogs(tmp_path / "new", old.url).topic().append(4)
+    assert len(read_batch(old.url)) == 4
 
 
 def test_options_of_a_store_are_refused_beside_a_directory(two: TwoLogs) -> None:
@@ -178,6 +209,31 @@ def test_a_batch_read_opens_the_log_once_and_asks_once_for_each_object(
     asked.clear()
     assert len(rows(reader, found)) == 480
     assert asked == ["GET"] * 40
+    asked.clear()
+    planned(two)
+    assert asked == ["GET"] * 2  # the mark, and a poll
+
+
+def test_an_s3_store_gets_the_requests_that_are_counted(
+    tmp_path: Path, s3_address: StoreAddress, store_proxy: StoreProxy, asked: list[str]
+) -> None:
+    options = {
+        "store.endpoint": str(s3_address.endpoint),
+        "store.region": "us-east-1",
+        "store.allow_http": "true",
+    }
+    two = TwoLogs(tmp_path, str(s3_address), **options).topic()
+    for _ in range(6):
+        two.append(30)
+    store_proxy.reset()
+    asked.clear()
+    found = read_batch(two.url, **options)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest", **options})
+    query.start()
+    assert (
+        sorted_rows(query.drain()) == sorted_rows(found) == sorted_rows(read_batch(two.directory))
+    )
+    assert store_proxy.counts == Counter(asked)
 
 
 def test_a_view_of_small_partitions_asks_once_for_each_object(

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.log_store import open_engine
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.datasource.logs import NOW_MS
 
 Row = dict[str, Any]
@@ -48,6 +49,26 @@ class TwoLogs:
         self, times: Sequence[int], topic: str = "t", partitions: int = 1, size: int = 20
     ) -> TwoLogs:
         """Append a record of each time (epoch ms) in one commit."""
+        rows = self._rows(times, partitions, size)
+        for log in self.logs:
+            log.append(topic, rows, now_ms=NOW_MS)
+        return self
+
+    def commit(self, *counts: int, partitions: int = 3, **options: int) -> TwoLogs:
+        """Commit a batch of tasks to topic `t`, each with so many records."""
+        tables = [self._rows([NOW_MS] * count, partitions, 20) for count in counts]
+        for log in self.logs:
+            messages = []
+            for task, rows in enumerate(tables):
+                writer = StagedWriter(
+                    log, log.state(), now_ms=lambda: NOW_MS, spark_partition=task, **options
+                )
+                writer.append("t", rows)
+                messages.append(writer.finish())
+            log.commit(messages, now_ms=NOW_MS)
+        return self
+
+    def _rows(self, times: Sequence[int], partitions: int, size: int) -> pa.RecordBatch:
         numbers = range(self._written, self._written + len(times))
         self._written += len(times)
         header = [("h", b"1"), ("h", None)]
@@ -69,12 +90,9 @@ class TwoLogs:
         columns["headers"] = [
             [{"key": key, "value": value} for key, value in row] for row in columns["headers"]
         ]
-        rows = pa.RecordBatch.from_pydict(
+        return pa.RecordBatch.from_pydict(
             {name: pa.array(columns[name], kind) for name, kind in kinds.items()}
         )
-        for log in self.logs:
-            log.append(topic, rows, now_ms=NOW_MS)
-        return self
 
 
 def sorted_rows(rows: Sequence[Row]) -> list[Row]:

@@ -10,6 +10,7 @@ a `file:` URI is therefore an address.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from kafkalog.storage_engine.format import layout
 
 PATH: Final = "path"
 _LOCAL_HOSTS: Final = ("", "localhost")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @contextlib.contextmanager
@@ -35,9 +37,12 @@ def looking() -> Iterator[None]:
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the directories of an address, as absolute paths; they need not exist.
 
-    Raises InvalidInputError for a file, a repeated directory, or an empty address; StorageError.
+    Raises InvalidInputError for a file, a URL, a repeated directory, or an empty address;
+    StorageError.
     """
     if isinstance(given, str):
+        if _URL.match(given):
+            raise InvalidInputError(f"{given}: expected a log directory, found a URL")
         paths = _split(given)
     elif isinstance(given, Path):
         paths = [given]

@@ -10,6 +10,7 @@ a `file:` URI is therefore an address.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,8 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 
 PATH: Final = "path"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of a URL, also of one that became a Path."""
 _LOCAL_HOSTS: Final = ("", "localhost")
 
 
@@ -35,7 +38,7 @@ def looking() -> Iterator[None]:
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the directories of an address, as absolute paths; they need not exist.
 
-    Raises InvalidInputError for a file, a repeated directory, or an empty address; StorageError.
+    Raises InvalidInputError for a file, a URL, a repeated directory, or no address; StorageError.
     """
     if isinstance(given, str):
         paths = _split(given)
@@ -43,6 +46,12 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
         paths = [given]
     else:
         paths = [Path(path) for path in given]
+    for path in paths:
+        if url := _URL.match(str(path)):  # the rest may hold a secret
+            raise InvalidInputError(
+                f"{url[0]}...: a log directory has no URL (expected a path). A log in an object "
+                "store is opened by kafkalog.open and by Spark: give them its URL as text."
+            )
     paths = [path.absolute() for path in paths]
     if not paths:
         raise InvalidInputError("no log directory is given: expected at least one path")

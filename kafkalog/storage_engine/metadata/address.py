@@ -20,8 +20,9 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 
 PATH: Final = "path"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of a URL, also of one that became a Path."""
 _LOCAL_HOSTS: Final = ("", "localhost")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @contextlib.contextmanager
@@ -37,17 +38,20 @@ def looking() -> Iterator[None]:
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the directories of an address, as absolute paths; they need not exist.
 
-    Raises InvalidInputError for a file, a URL, a repeated directory, or an empty address;
-    StorageError.
+    Raises InvalidInputError for a file, a URL, a repeated directory, or no address; StorageError.
     """
     if isinstance(given, str):
-        if _URL.match(given):
-            raise InvalidInputError(f"{given}: expected a log directory, found a URL")
         paths = _split(given)
     elif isinstance(given, Path):
         paths = [given]
     else:
         paths = [Path(path) for path in given]
+    for path in paths:
+        if url := _URL.match(str(path)):  # the rest may hold a secret
+            raise InvalidInputError(
+                f"{url[0]}...: a log directory has no URL (expected a path). A log in an object "
+                "store is opened by kafkalog.open and by Spark: give them its URL as text."
+            )
     paths = [path.absolute() for path in paths]
     if not paths:
         raise InvalidInputError("no log directory is given: expected at least one path")

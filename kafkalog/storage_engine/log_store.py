@@ -27,7 +27,7 @@ def open_store(
     Args:
         place: A directory, several of a broker, a URL, or an address in an object store.
         read_only: Whether nothing is ever written.
-        create: Whether a log is created where there is none.
+        create: Whether a missing log is created.
         options: Options `store.*`, which complete a URL; others are left out.
 
     Returns:

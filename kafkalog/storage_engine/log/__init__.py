@@ -1,1 +1,1 @@
-"""What every log offers, wherever it lies: in a directory, or in an object store."""
+"""The seam of every log, wherever it lies: in a directory, or in an object store."""

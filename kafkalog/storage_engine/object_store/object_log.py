@@ -273,7 +273,7 @@ class ObjectLog(LogEngine):
     def sweep_staged(self, *, now_ms: int) -> int:
         """Delete objects that no commit names and that are seven days old; return how many.
 
-        The sweep is a commit. Who commits later has read it, and refuses an object that it may have
+        The sweep is a commit. A later commit has read it, and refuses an object that it may have
         deleted. The age spares the work of living queries; the order of commits is the proof.
         """
         self.check_writable()

@@ -1,4 +1,4 @@
-"""Where a task's finished batches go: the seam below `staging.StagedWriter`."""
+"""The target of a task's finished batches: the seam below `staging.StagedWriter`."""
 
 from __future__ import annotations
 

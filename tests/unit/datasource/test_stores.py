@@ -119,6 +119,51 @@ def test_several_tasks_and_several_objects_of_each_are_read_in_their_order(
         assert ours
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"startingOffsets": '{"t":{"0":1,"1":3,"2":5}}'},
+        {"startingOffsets": '{"t":{"0":1,"1":3,"2":5}}', "failOnDataLoss": "false"},
+        {"startingTimestamp": str(NOW_MS)},
+        {"view": "latest"},
+        {"view": "latest", "keys": '["k1", "k3"]'},
+    ],
+    ids=str,
+)
+def test_deleted_records_are_gone_as_in_a_directory(two: TwoLogs, options: dict[str, str]) -> None:
+    for count in (20, 7, 40):
+        two.append(count)
+    for log in two.logs:
+        for partition, before in ((0, 4), (1, 12), (2, -1)):
+            log.delete_records("t", partition, before, now_ms=NOW_MS)
+    ours, stored = both(two, **options)
+    assert stored == ours
+    assert ours
+
+
+def test_a_stream_that_began_before_deleted_records_loses_them_as_in_a_directory(
+    two: TwoLogs,
+) -> None:
+    two.append(20)
+    found = []
+    for place, log in zip((two.directory, two.url), two.logs, strict=True):
+        for fail in ("true", "false"):
+            options = {"startingOffsets": '{"t":{"0":1,"1":1,"2":1}}', "failOnDataLoss": fail}
+            query = StreamingQuery(place, options)
+            query.start()
+            query.plan()
+            log.delete_records("t", 1, 4, now_ms=NOW_MS)
+            if fail == "true":
+                with pytest.raises(DataLossError) as fault:
+                    query.run_planned()
+                found.append(str(fault.value))
+            else:
+                found.append(sorted_rows(query.run_planned()))
+    assert found[2:] == found[:2]
+    assert len(found[1]) == 6 + 3 + 5
+
+
 def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
     assert both(two) == both(two, view="latest") == ([], [])
 

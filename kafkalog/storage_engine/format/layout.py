@@ -530,7 +530,7 @@ MIXED_TRAILER: Final = struct.Struct(
 )
 MIXED_MAGIC: Final = b"kl-mixed"
 MIXED_VERSION: Final = 1
-MIXED: Final = ".mixed"
+STORED_MIXED: Final = ".mixed"
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
 STORED_COMMITS: Final = "log"
@@ -577,4 +577,4 @@ def stored_data(seen: int, attempt: str, token: str, part: int) -> str:
         part: The object's number in the attempt.
     """
     tail = f"-{part}" if part else ""
-    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{MIXED}"
+    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{STORED_MIXED}"

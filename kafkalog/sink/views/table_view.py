@@ -121,7 +121,7 @@ class KTableView:
                 f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
                 "itself; leave them out"
             )
-        target.bad_records = target.bad_records.beside(self.path, topic)
+        target.bad_records = target.bad_records.beside(self.path, topic, self.options)
         self._topic_state()
 
     def start(self, *, rebuild: bool = False) -> StreamingQuery:

@@ -513,9 +513,10 @@ STORED_HEADER: Final = struct.Struct(
     "I"  # format version: STORED_VERSION
     "I"  # crc: CRC-32C of number, token and payload
     "Q"  # number: of the commit
-    "16s"  # token: random, by which a writer knows its own object
+    "16s"  # token: the log's id; of a commit its first bytes, then random ones of the writer
 )
 assert STORED_HEADER.size == 40
+STORED_TOKEN_ID: Final = 8  # bytes of the log's id with which each token begins
 STORED_CHECKED: Final = struct.Struct(">Q16s")  # number and token, as the checksum takes them
 STORED_LOG_MAGIC: Final = b"kafkalog"
 STORED_COMMIT_MAGIC: Final = b"klcommit"

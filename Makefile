@@ -26,7 +26,7 @@ help: ## show this list
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka's broker and tools, Spark's connector and Delta, into .peers/ (Maven; as root it is installed)
+peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta and versitygw into .peers/ (Maven, Go; as root they are installed)
 
 demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)

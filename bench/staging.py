@@ -33,8 +33,9 @@ import kafkalog
 from bench import LESS, Side, compare_figures, in_turn, program, report
 from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 
 TASKS: Final = 64
 PARTITIONS: Final = 50

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.log_store import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
@@ -38,7 +39,11 @@ __all__ = ["KafkaLog"]
 
 
 class KafkaLog:
-    """A log directory: its topics, records, latest records and cleaner; a context manager.
+    """A log: its topics, records, latest records and cleaner; a context manager.
+
+    It is in a directory, or in an object store. In an object store it takes topics, appends and
+    reads; whatever needs a directory raises InvalidInputError there: raw appends, cleaning, status,
+    and erasing.
 
     Offsets are ints, a range `[start, end)` leaves its end out, and times are epoch milliseconds.
     `now_ms` is the time of an act: by default the clock's. Every method raises
@@ -62,7 +67,7 @@ class KafkaLog:
             )
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
-        self._engine = Engine(path, read_only=read_only, create=create)
+        self._engine = open_engine(path, read_only=read_only, create=create)
         self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
@@ -71,14 +76,17 @@ class KafkaLog:
             from kafkalog.cleaner.schedule.manager import check_cleanable
             from kafkalog.cleaner.schedule.thread import CleanerThread
 
-            check_cleanable(self._engine)
-            self._cleaner = CleanerThread(self._engine, self._config, clock=clock.now_ms)
+            check_cleanable(engine_of(self))
+            self._cleaner = CleanerThread(engine_of(self), self._config, clock=clock.now_ms)
             self._cleaner.start()
 
     @property
     def root(self) -> Path:
-        """The log's directory, the first one where a broker has several."""
-        return self._engine.root
+        """The log's directory, the first one where a broker has several.
+
+        Raises InvalidInputError for a log in an object store.
+        """
+        return engine_of(self).root
 
     @property
     def cleaner(self) -> CleanerThread | None:
@@ -170,7 +178,7 @@ class KafkaLog:
         CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
         appended then. Kafka: UnifiedLog.appendAsFollower.
         """
-        return self._engine.append_raw(topic, partition, source, now_ms=now_ms)
+        return engine_of(self).append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
@@ -304,7 +312,7 @@ class KafkaLog:
         from kafkalog.cleaner.schedule import manager
 
         return manager.clean_and_retain(
-            self._engine,
+            engine_of(self),
             topic,
             force=force,
             now_ms=now_ms,
@@ -320,7 +328,7 @@ class KafkaLog:
         self._check_open()
         from kafkalog.cleaner.report.status import status
 
-        return status(self._engine, _clock(now_ms)())
+        return status(engine_of(self), _clock(now_ms)())
 
     def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
         """Say of each partition, in sentences, why it is or is not being cleaned.
@@ -330,7 +338,7 @@ class KafkaLog:
         self._check_open()
         from kafkalog.cleaner.report.explain import explain
 
-        return explain(self._engine, topic, _clock(now_ms)())
+        return explain(engine_of(self), topic, _clock(now_ms)())
 
     # --- erasing ---------------------------------------------------------------------------------
 
@@ -358,7 +366,7 @@ class KafkaLog:
         from kafkalog.erasure.erase import erase
 
         return erase(
-            self._engine,
+            engine_of(self),
             topic,
             ErasedKeys(keys),
             now=now,
@@ -388,7 +396,7 @@ class KafkaLog:
 
         self._check_open()
         return find_occurrences(
-            self._engine,
+            engine_of(self),
             topic,
             ErasedKeys(keys),
             clock=_clock(now_ms),
@@ -423,7 +431,7 @@ class KafkaLog:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvalidInputError(f"{self.root}: the log is closed: open it again to ask")
+            raise InvalidInputError(f"{self._engine.root}: the log is closed: open it again to ask")
 
 
 def _clock(now_ms: int | None) -> Callable[[], int]:

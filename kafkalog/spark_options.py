@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+OF_A_STORE: Final = ("store.endpoint", "store.region", "store.allow_http", "store.credentials")
+"""The options of a log in an object store, for a read and a write."""
 OF_A_READ: Final = (
     "path",
     "subscribe",
@@ -30,6 +32,7 @@ OF_A_READ: Final = (
     "view",
     "keys",
     "partitioner",
+    *OF_A_STORE,
 )
 OF_A_WRITE: Final = (
     "path",
@@ -43,4 +46,5 @@ OF_A_WRITE: Final = (
     "kafka.compression.type",
     "resetWriter",
     "includeHeaders",
+    *OF_A_STORE,
 )

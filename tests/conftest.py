@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,11 +25,19 @@ os.environ.setdefault(
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 )
+# Spark's workers inherit the secret of the object store too, which `StoreServer` takes.
+os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = token_hex(8), token_hex(16)
 
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
+from tests.object_store_server import (  # noqa: E402 - fixtures
+    _proxy,  # noqa: F401
+    s3_address,  # noqa: F401
+    store_proxy,  # noqa: F401
+    store_server,  # noqa: F401
+)
 from tests.postgres_server import postgres, postgres_server  # noqa: E402, F401 - fixtures
 
 UNIT = ROOT / "tests" / "unit"

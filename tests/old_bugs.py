@@ -84,7 +84,7 @@ OLD_BUGS: Final = (
     OldBug(
         name="batch-twice",
         fault="A clock that jumps ahead lets a micro-batch that comes again land twice.",
-        module="kafkalog.storage_engine.writing.commit",
+        module="kafkalog.storage_engine.metadata.writer",
         before="known.time_ms < min(now_ms, state.time_ms) - WRITER_RETENTION_MS",
         after="known.time_ms < now_ms - WRITER_RETENTION_MS",
         tests=(

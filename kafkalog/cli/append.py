@@ -46,7 +46,7 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.writing.commit import CommitResult
 
 EXAMPLES: Final = (
@@ -101,9 +101,11 @@ def command(
     for given in (file, raw):
         if given is not None and str(given) != "-":
             check_input(given)
+    from kafkalog.storage_engine.engine import engine_of
+
     with open_writable(path) as log:
         if raw is not None and partition is not None:
-            result = log.append_raw(topic, partition, raw)
+            result = engine_of(log).append_raw(topic, partition, raw)
         else:
             record = json_record if lines is None else lines.record
             parse = partial(record, partition=partition, encoding=encoding)
@@ -133,14 +135,14 @@ def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -
     return None
 
 
-def _append(log: Engine, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
-    """Stage the records in a file of the root, in bounded memory, and commit it."""
+def _append(log: LogEngine, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
+    """Stage the records where the log wants them, in bounded memory, and commit it."""
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.writing.staging import StagedWriter
 
     log.describe(topic)
     slug = uuid.uuid4().hex
-    writer = StagedWriter(log.root, log.state(), now_ms=clock.now_ms, writer_slug=slug)
+    writer = StagedWriter(log, log.state(), now_ms=clock.now_ms, writer_slug=slug)
     try:
         with _opened(file) as lines, _progress(lines) as read:
             for rows in _batches(lines, parse, read):

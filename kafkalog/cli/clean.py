@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, LogPath
-from kafkalog.cli.app.opened import open_writable
+from kafkalog.cli.app.opened import open_writable_directory
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_table, progress
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading.pins import LivePins
@@ -36,7 +36,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:
     """Print the result of each partition's cleaning."""
-    with open_writable(path) as log:
+    with open_writable_directory(path) as log:
         ends = _stable_ends(log) if force else {}
         results = _clean(log, topic, force=force)
         passed_over = _passed_over(log, topic, results)

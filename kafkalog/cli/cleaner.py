@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
-from kafkalog.cli.app.opened import open_writable
+from kafkalog.cli.app.opened import open_writable_directory
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import configs, counted, note
 
@@ -87,7 +87,7 @@ def command(
         )
     if metrics_address == "":  # a socket would listen on every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
-    log = open_writable(path)
+    log = open_writable_directory(path)
     check_cleanable(log)
     with RootLock(log.root).shared():
         pass  # raises if a broker holds the directory

@@ -36,7 +36,10 @@ def command(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="PATH", envvar="KAFKALOG_PATH", show_default=False, help="A log's directory."
+            metavar="PATH",
+            envvar="KAFKALOG_PATH",
+            show_default=False,
+            help="A log's directory, or its URL.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
@@ -67,6 +70,7 @@ def _checks(path: str | None) -> Iterator[Check]:
     from kafkalog.cli.environment.file_locks import check_locks
     from kafkalog.cli.environment.java import check_java
     from kafkalog.cli.environment.memory import check_memory
+    from kafkalog.cli.environment.object_store import check_store
     from kafkalog.cli.environment.python import (
         check_kernels,
         check_python,
@@ -74,8 +78,10 @@ def _checks(path: str | None) -> Iterator[Check]:
         check_workers_python,
     )
     from kafkalog.storage_engine.metadata import address
+    from kafkalog.storage_engine.object_store.address import is_store_url
 
-    directories = [] if path is None else address.directories(path)
+    is_store = path is not None and is_store_url(path)
+    directories = [] if path is None or is_store else address.directories(path)
     for directory in directories:
         if not directory.exists():
             raise InvalidInputError(f"{directory}: no such directory; make it, or name its parent")
@@ -87,3 +93,5 @@ def _checks(path: str | None) -> Iterator[Check]:
     yield from check_memory(os.environ)
     for directory in directories:
         yield check_locks(directory)
+    if path is not None and is_store:
+        yield check_store(path)

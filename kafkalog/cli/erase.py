@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath, Topic
-from kafkalog.cli.app.opened import open_readable, open_writable
+from kafkalog.cli.app.opened import open_readable_directory, open_writable_directory
 from kafkalog.cli.report_file import reserved
 from kafkalog.cli.terminal.output import (
     Encoding,
@@ -107,7 +107,7 @@ def command(
     is_wanted = report is not None or not dry_run
     keys = ErasedKeys(_keys(key or [], keys_from, encoding))
     erasure: Erasure | None = None
-    with open_readable(path) if dry_run else open_writable(path) as log:
+    with open_readable_directory(path) if dry_run else open_writable_directory(path) as log:
         log.describe(topic)
         stem = f"kafkalog-erase-{topic}"
         reserving = reserved(report, stem, log.root) if is_wanted else contextlib.nullcontext()

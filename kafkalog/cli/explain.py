@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath, Topic
-from kafkalog.cli.app.opened import open_readable
+from kafkalog.cli.app.opened import open_readable_directory
 from kafkalog.cli.terminal.output import json_row, print_json, print_line
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def command(
     from kafkalog.cleaner.report.explain import explain
     from kafkalog.storage_engine.fs import clock
 
-    with open_readable(path) as log:
+    with open_readable_directory(path) as log:
         explanations = explain(log, topic, clock.now_ms())
     for explanation in explanations:
         if json:

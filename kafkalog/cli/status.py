@@ -42,6 +42,7 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from kafkalog.cli.terminal.colours import Style
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 EXAMPLES: Final = (
     "kafkalog status /data/shop",
@@ -78,7 +79,9 @@ def command(
     ] = False,
 ) -> None:
     """Print the status."""
+    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.metadata import address
+    from kafkalog.storage_engine.object_store.address import is_store_url
 
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
@@ -89,9 +92,13 @@ def command(
         raise InvalidInputError(
             f"--{'count' if count else 'no-count'} is about the picture: it goes with --html FILE"
         )
-    with open_readable(path) as log:
+    with open_readable(path) as opened:
         if topic is not None:
-            log.describe(topic)
+            opened.describe(topic)
+        if is_store_url(path) and html is None and checkpoint is None:
+            _print_store(opened, topic, json=json)
+            return
+        log = engine_of(opened)
         if html is not None:
             check_outside(html, address.directories(path), "a picture", "--html")
             _write_picture(path, log, html, topic, counts_dead=count is not False)
@@ -107,6 +114,18 @@ def command(
             print_json(row)
     else:
         _print(found)
+
+
+def _print_store(log: LogEngine, topic: str | None, *, json: bool) -> None:
+    from kafkalog.cli.store_status import print_store, store_rows
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    assert isinstance(log, ObjectLog)
+    found = store_rows(log, topic)
+    if not json:
+        print_store(found)
+    for row in found if json else ():
+        print_json(row)
 
 
 def _write_picture(

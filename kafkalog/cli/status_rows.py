@@ -146,8 +146,8 @@ def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
 def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     """Return the staged files: batches that are being written, or were never committed."""
     from kafkalog.storage_engine.format.layout import parse_staged
+    from kafkalog.storage_engine.metadata.writer import writer_slug
     from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, staged_paths
-    from kafkalog.storage_engine.writing.writer import writer_slug
     from kafkalog.storage_engine.writing.writers import writers
 
     known = {writer_slug(*writer): writer for writer in writers(state)}

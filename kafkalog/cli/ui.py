@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath
-from kafkalog.cli.app.opened import open_readable
+from kafkalog.cli.app.opened import open_readable_directory
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import note, print_line
 
@@ -39,7 +39,7 @@ def command(
     """Serve the picture until a signal ends it."""
     from kafkalog.cli.picture.server import HOST, serving
 
-    with stop_signals() as stop, open_readable(path) as log:
+    with stop_signals() as stop, open_readable_directory(path) as log:
         log.state()  # an unreadable log fails here, not on the page
         with serving(path, log, port, counts_dead=count) as chosen:
             print_line(f"http://{HOST}:{chosen}/")

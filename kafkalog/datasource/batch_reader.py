@@ -10,10 +10,12 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
+from kafkalog.datasource.opened_log import open_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
+from kafkalog.datasource.stored_partition import stored_partitions
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
@@ -32,8 +34,9 @@ class KafkaLogBatchReader(DataSourceReader):
     """Plans the ranges of a batch read, and reads them (Spark: KafkaBatch, KafkaRelation).
 
     Spark plans once per DataFrame and reads at every action. A range keeps -2 and -1 and the task
-    resolves them, so the same DataFrame sees later records. Times are looked up in planning, as in
-    Spark. Raises InvalidInputError for options that only streaming has.
+    resolves them, so the same DataFrame sees later records. In an object store they are resolved
+    in planning, and the DataFrame is of that moment. Times are looked up in planning, as in Spark.
+    Raises InvalidInputError for options that only streaming has.
     """
 
     def __init__(self, options: SourceOptions, columns: tuple[str, ...]) -> None:
@@ -53,7 +56,7 @@ class KafkaLogBatchReader(DataSourceReader):
         """
         from kafkalog.storage_engine.store import Store
 
-        with Store(self.options.directories, read_only=True, create=False) as store:
+        with open_log(self.options) as store:
             state = store.state()
             assigned = self.options.subscription.partitions(state)
             start = starting_offsets(store, self.options, assigned)
@@ -62,6 +65,9 @@ class KafkaLogBatchReader(DataSourceReader):
             _check(ranges)
             chosen = set(self._with_keys(assigned, state))
             pieces = [range_ for range_ in ranges if range_.partition in chosen]
+            if not isinstance(store, Store):
+                changes, views = ([], pieces) if self.options.latest_view else (pieces, [])
+                return stored_partitions(store.store_state(), self.options, changes, views)
             # A view takes a partition whole: the latest record of a key may be anywhere in it.
             if not self.options.latest_view:
                 # One with an open end and nothing to read now is for what arrives later.

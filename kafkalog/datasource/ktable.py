@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.log_store import LogStore, opened_for_spark, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,20 +23,30 @@ FORMAT: Final = "kafkalog"
 class KTable:
     """A topic's latest record of each key, for Spark and for single lookups; a context manager.
 
-    `path` is a log directory, also a Kafka broker's. Nothing is cached: each Spark action and each
-    lookup sees the present log. `spark` may be None if you use only `lookup`, which needs no Spark.
-    Raises InvalidInputError for a path without a log, UnknownTopicError.
+    `path` is a log directory, also a Kafka broker's, or the URL of a log in an object store.
+    Nothing is cached: each Spark action and each lookup sees the present log. In an object store a
+    DataFrame is of the moment at which Spark planned it. `spark` may be None if you use only
+    `lookup`, which needs no Spark. Raises InvalidInputError for a path without a log,
+    UnknownTopicError.
     """
 
-    def __init__(self, spark: SparkSession | None, path: str | Path, topic: str) -> None:
+    def __init__(
+        self,
+        spark: SparkSession | None,
+        path: str | Path,
+        topic: str,
+        *,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """`options` are those of an object store, `store.*`."""
         self.topic = topic
-        is_address = str(path).lower().startswith(("/", "file:"))
-        self.path = str(path) if is_address else str(Path(path).absolute())
+        self.path = spark_path(path)
+        self.options = dict(options or {})
         self._spark = spark
         self._mutex = threading.Lock()
         self._lookup: KeyLookup | None = None
-        with self._engine() as engine:
-            engine.describe(topic)
+        with self._log() as log:
+            log.describe(topic)
 
     def __enter__(self) -> Self:
         return self
@@ -65,7 +74,7 @@ class KTable:
         are further options of the source, such as `includeHeaders`. Each action sees the present
         log.
         """
-        reader = self._session().read.format(FORMAT).options(**(options or {}))
+        reader = self._session().read.format(FORMAT).options(**{**self.options, **(options or {})})
         frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
         if json is None and avro is None:
             return frame
@@ -95,7 +104,7 @@ class KTable:
         while True:
             with self._mutex:
                 if self._lookup is None:
-                    self._lookup = KeyLookup(self._engine(), self.topic)
+                    self._lookup = KeyLookup(self._log(), self.topic)
                 lookup = self._lookup
             try:
                 return lookup.get(key, partition=partition)
@@ -121,7 +130,7 @@ class KTable:
 
         Raises InvalidInputError if the provider or the package is missing.
         """
-        given = {"startingOffsets": "earliest", **(options or {})}
+        given = {"startingOffsets": "earliest", **self.options, **(options or {})}
         reader = self._session().readStream.format(FORMAT).options(**given)
         frame = reader.options(path=self.path, subscribe=self.topic).load()
         changes = frame.where("key IS NOT NULL").selectExpr(
@@ -133,9 +142,8 @@ class KTable:
 
         return with_previous(changes)
 
-    def _engine(self) -> Engine:
-        roots = log_directories({"path": self.path})
-        return Engine(roots, read_only=True, create=False)
+    def _log(self) -> LogStore:
+        return opened_for_spark({**self.options, "path": self.path})
 
     def _session(self) -> SparkSession:
         if self._spark is None:

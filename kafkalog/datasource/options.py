@@ -17,6 +17,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
 from kafkalog.storage_engine.metadata.address import log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, State
+from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 
 _CHANGELOG: Final = "changelog"
 _LATEST_VIEW: Final = "latest"
@@ -57,7 +58,9 @@ class SourceOptions:
     """
 
     directories: tuple[str, ...]
-    """One directory, or all those of a Kafka broker."""
+    """One directory, or all those of a Kafka broker; none if the log is in an object store."""
+    store: StoreAddress | None
+    """The address of a log in an object store."""
     subscription: Subscription
     starting_time: StartOrEndTime | None
     starting_offsets: StartOrEnd | None
@@ -120,9 +123,11 @@ class SourceOptions:
         _check_inert(given)
         starting_time, starting_offsets = _limit(given, "starting")
         ending_time, ending_offsets = _limit(given, "ending")
+        store = store_address(given)
         refused = [fault for name, fault in _NOT_IN_STREAMS.items() if name.lower() in given]
         parsed = cls(
-            directories=tuple(map(str, log_directories(given))),
+            directories=() if store else tuple(map(str, log_directories(given))),
+            store=store,
             subscription=Subscription.parse(given),
             starting_time=starting_time,
             starting_offsets=starting_offsets,

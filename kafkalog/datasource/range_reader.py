@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,6 +17,7 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
+from kafkalog.datasource.stored_partition import StoredPartition, StoredRange
 from kafkalog.errors import InvalidInputError, MomentPassedError
 from kafkalog.plain_errors import plain
 
@@ -77,6 +78,8 @@ class RangeReader:
         Spark passes `InputPartition(None)` if there was nothing to plan. Raises DataLossError if a
         part of the range is gone and `failOnDataLoss` is true.
         """
+        if isinstance(partition, StoredPartition):
+            yield from self._stored(partition.ranges, is_stream=not self.driver)
         if not isinstance(partition, OffsetRangePartition):
             return
         from kafkalog.storage_engine.store import Store
@@ -111,6 +114,41 @@ class RangeReader:
                 yield from self._latest(snapshot, wanted, is_of_stream=is_snapshot)
             else:
                 yield from self._records(snapshot, wanted)
+
+    def _stored(
+        self, ranges: Sequence[StoredRange], *, is_stream: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of ranges in an object store, which one task reads.
+
+        Raises MomentPassedError for an object that is gone: what was planned cannot be read.
+        """
+        from kafkalog.storage_engine.object_store.failure import ObjectMissingError
+
+        try:
+            yield from self._fetched(ranges, is_stream=is_stream)
+        except ObjectMissingError as error:
+            remedy = "start the query" if is_stream else "load the DataFrame"
+            raise MomentPassedError(f"{error} In Spark, {remedy} again.") from None
+
+    def _fetched(
+        self, ranges: Sequence[StoredRange], *, is_stream: bool
+    ) -> Iterator[pa.RecordBatch]:
+        from kafkalog.storage_engine.object_store.client import shared_client
+        from kafkalog.storage_engine.object_store.fetched_ranges import KEPT_SIZE, FetchedRanges
+        from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+
+        assert self.options.store is not None
+        client = shared_client(self.options.store)
+        extents = (each for one in ranges for each in one.extents)
+        is_read_once = len(ranges) == 1 and not ranges[0].is_view
+        with FetchedRanges(client, extents, kept_size=0 if is_read_once else KEPT_SIZE) as fetched:
+            for one in ranges:
+                place = one.range.partition
+                snapshot = ObjectSnapshot(fetched, *place, one.state, one.extents)
+                if one.is_view:
+                    yield from self._latest(snapshot, one.range, may_be_passed=is_stream)
+                else:
+                    yield from self._records(snapshot, one.range)
 
     def _snapshot(
         self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool

@@ -52,7 +52,7 @@ class HeldViews:
         Earlier ends are released. Nothing is held if the log cannot be pinned.
         """
         self.release()
-        self._ends = {p: end for p, end in ends.items() if _is_unread(p, begin)}
+        self._ends = {p: end for p, end in ends.items() if is_unread(p, begin)}
         if self._ends:
             self.pin = pin_ends(store, self._ends, self._held)
             self.are_passed = are_passed(store.state(), self._ends)
@@ -74,8 +74,8 @@ def split_off_snapshots(
 
     The micro-batch starts at `begin`; partitions that it lacks are new.
     """
-    views = [range_ for range_ in ranges if _is_unread(range_.partition, begin)]
-    changes = [range_ for range_ in ranges if not _is_unread(range_.partition, begin)]
+    views = [range_ for range_ in ranges if is_unread(range_.partition, begin)]
+    changes = [range_ for range_ in ranges if not is_unread(range_.partition, begin)]
     ends = {range_.partition: range_.end for range_ in views}
     if not held.holds(ends):  # a repeated micro-batch of an earlier run
         held.hold(store, begin, ends)
@@ -93,5 +93,6 @@ def split_off_snapshots(
     return snapshots, changes
 
 
-def _is_unread(partition: TopicPartition, begin: Offsets) -> bool:
+def is_unread(partition: TopicPartition, begin: Offsets) -> bool:
+    """Return whether a micro-batch from `begin` is the first one that reads a partition."""
     return begin.get(partition, EARLIEST) == EARLIEST

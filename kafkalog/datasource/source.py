@@ -19,6 +19,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.object_store.address import store_address
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -33,19 +34,20 @@ _WARNED: set[tuple[str, ...]] = set()
 
 @plain
 class KafkaLogDataSource(DataSource):
-    """A log directory as a Spark table, with the options and columns of `format("kafka")`.
+    """A log as a Spark table, with the options and columns of `format("kafka")`.
 
     The option `path` is a log directory, also a Kafka broker's, or all directories of a broker
-    separated by commas. Spark makes an instance for every read and write, and does not say which.
-    Options that select topics mean a read and are checked at once, so that `load()` fails on a bad
-    one. Raises InvalidInputError.
+    separated by commas, or an address in an object store. Spark makes an instance for every read
+    and write, and does not say which. Options that select topics mean a read and are checked at
+    once, so that `load()` fails on a bad one. Raises InvalidInputError.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        address.log_directories(options)
+        if store_address(options) is None:
+            address.log_directories(options)
         if SourceOptions.are_reading(options):
-            _check_log(self._read_options.directories)
+            _check_log(self._read_options)
             _warn_once(self._read_options.ignored)
 
     @cached_property
@@ -87,10 +89,16 @@ class KafkaLogDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-def _check_log(directories: tuple[str, ...]) -> None:
-    """Raise InvalidInputError if there is no log to read."""
+def _check_log(options: SourceOptions) -> None:
+    """Raise InvalidInputError if there is no log to read; one GET for an object store."""
     try:
-        owner.check_has_log(address.directories(directories))
+        if options.store is None:
+            owner.check_has_log(address.directories(options.directories))
+        else:
+            from kafkalog.storage_engine.object_store.client import shared_client
+            from kafkalog.storage_engine.object_store.commit_log import CommitLog
+
+            CommitLog.id_of(shared_client(options.store))
     except InvalidInputError as error:
         raise InvalidInputError(f"option path: {error}") from None
 

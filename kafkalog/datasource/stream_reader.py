@@ -26,9 +26,11 @@ from kafkalog.datasource.micro_batch import (
     micro_batch_ranges,
 )
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
+from kafkalog.datasource.opened_log import open_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
-from kafkalog.datasource.snapshot import HeldViews, has_snapshot, split_off_snapshots
+from kafkalog.datasource.snapshot import HeldViews, has_snapshot, is_unread, split_off_snapshots
+from kafkalog.datasource.stored_partition import stored_partitions
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.fs import clock
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.object_store.polled_log import PolledLog
     from kafkalog.storage_engine.store import Store
 
 
@@ -67,7 +70,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._now_ms = now_ms
         self._parsed: SourceOptions | None = None
-        self._store: Store | None = None
+        self._store: Store | PolledLog | None = None
         self._initial: InitialOffsets | None = None
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
@@ -122,6 +125,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises DataLossError for a topic that was read and deleted. For a new query it raises
         UnknownTopicError, and InvalidInputError for starts that do not fit the log.
         """
+        self._polled()
         is_new = self._check_initial()
         for _ in range(_TRIES):
             end = self._next_end(start, limit, is_new=is_new)
@@ -132,7 +136,11 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
-        self._views.hold(self._opened(), from_json(start), from_json(end))
+        from kafkalog.storage_engine.store import Store
+
+        store = self._opened()
+        if isinstance(store, Store):  # objects are immutable and need no pin
+            self._views.hold(store, from_json(start), from_json(end))
         return not self._views.are_passed
 
     def _next_end(self, start: OffsetJson, limit: ReadLimit, *, is_new: bool) -> OffsetJson:
@@ -173,7 +181,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Only `start` and `end` count, since the batch may be repeated after a crash. If a broker has
         restarted since, this waits for its checkpoint to reach the batch.
         """
-        options, store = self._options(), self._opened()
+        from kafkalog.storage_engine.store import Store
+
+        options, store = self._options(), self._polled()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
@@ -197,6 +207,11 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
+        if not isinstance(store, Store):
+            is_view = {p: options.latest_view and is_unread(p, begin) for p in until}
+            changes = [range_ for range_ in ranges if not is_view[range_.partition]]
+            unread = [range_ for range_ in ranges if is_view[range_.partition]]
+            return stored_partitions(store.store_state(), options, changes, unread)
         views: Sequence[InputPartition] = []
         if options.latest_view:
             views, ranges = split_off_snapshots(store, self._views, begin, ranges)
@@ -231,12 +246,20 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._parsed = parsed
         return self._parsed
 
-    def _opened(self) -> Store:
+    def _opened(self) -> Store | PolledLog:
         if self._store is None:
-            from kafkalog.storage_engine.store import Store
-
-            self._store = Store(self._options().directories, read_only=True, create=False)
+            self._store = open_log(self._options())
         return self._store
+
+    def _polled(self) -> Store | PolledLog:
+        """Return the log with its present state, which one in an object store keeps meanwhile."""
+        from kafkalog.storage_engine.store import Store
+
+        is_new = self._store is None
+        store = self._opened()
+        if not isinstance(store, Store) and not is_new:
+            store.poll()
+        return store
 
     def _check_initial(self) -> bool:
         """Check the start of a new query before its first batch; return whether it is new."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 
 _NO_RECORD, _DATA, _DELETION = 0, 1, 2
 Progress = Callable[[str, int, int], None]
@@ -167,7 +167,7 @@ def _delete(
 
 
 def _latest(
-    snapshot: PartitionSnapshot, keys: ErasedKeys
+    snapshot: DirectorySnapshot, keys: ErasedKeys
 ) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """Return for each key whether its latest record has data; open transactions count."""
     latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)

@@ -18,6 +18,7 @@ import numpy as np
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -153,7 +154,7 @@ class _Scan:
         from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner
 
         path = self.occurrences.file.path
-        scan = LogScanner(self.fd, path, INSPECT, position=start, limit=limit)
+        scan = LogScanner(FileBytes(self.fd), path, INSPECT, position=start, limit=limit)
         for chunk in scan:
             before = chunk.position_of(0)
             self._chunk(chunk)

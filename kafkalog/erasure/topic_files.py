@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing.writer import writer_slug
+from kafkalog.storage_engine.metadata.writer import writer_slug
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine

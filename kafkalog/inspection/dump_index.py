@@ -18,6 +18,7 @@ from kafkalog.inspection.dump_entry import DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 
@@ -81,7 +82,7 @@ def _offset_entries(
             yield {"type": "index entry", "offset": offset, "position": position}
         if fd is None:
             continue
-        header = header_at(fd, position, limit)
+        header = header_at(FileBytes(fd), position, limit)
         last_offset = -1 if header is None else header.last_offset
         if last_offset != offset:
             expected = f"the last offset of the batch at byte {position}, {last_offset}"
@@ -142,13 +143,13 @@ class _Batches:
         self._fd = fd
         self._index = index
         self._limit = os.fstat(fd).st_size
-        self._headers = headers(fd, 0, self._limit)
+        self._headers = headers(FileBytes(fd), 0, self._limit)
         self._last: BatchHeader | None = None
 
     def at_or_after(self, offset: int) -> BatchHeader | None:
         if self._last is not None and self._last.last_offset > offset:
-            position = locate(self._fd, self._limit, self._index, offset)
-            self._headers = headers(self._fd, position, self._limit)
+            position = locate(FileBytes(self._fd), self._limit, self._index, offset)
+            self._headers = headers(FileBytes(self._fd), position, self._limit)
             self._last = None
         while self._last is None or self._last.last_offset < offset:
             found = next(self._headers, None)

@@ -15,6 +15,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.kernels.decode import read_varint
 from kafkalog.storage_engine.records.tables import Bytes, RecordTable
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import (
     INSPECT,
     FaultKind,
@@ -46,7 +47,7 @@ def batches(path: Path, base_offset: int, options: DumpOptions) -> Iterator[Entr
     fd = files.open_to_read(path)
     try:
         limit = min(os.fstat(fd).st_size, options.max_bytes)
-        scan = LogScanner(fd, path, INSPECT, limit=limit, next_offset=base_offset)
+        scan = LogScanner(FileBytes(fd), path, INSPECT, limit=limit, next_offset=base_offset)
         last_offset = -1
         for chunk in scan:
             for batch in range(len(chunk.table)):
@@ -141,7 +142,8 @@ def _records(
             for record in range(len(table)):
                 yield _record(table, record, row, options)
     except CorruptBatchError as fault:
-        yield finding(chunk.path, "records", fault.position, fault.expected, fault.found)
+        place = Path(chunk.path)
+        yield finding(place, "records", fault.position, fault.expected, fault.found)
 
 
 def _record(table: RecordTable, record: int, row: dict[str, int], options: DumpOptions) -> Entry:

@@ -26,6 +26,7 @@ from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import EPOCH_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
 from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
@@ -199,7 +200,9 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     is_deleted = segment.base_offset < opened.first_wanted
     base = segment.base_offset
     check = SegmentCheck(
-        scan=LogScanner(opened.fd, segment.log, INSPECT, limit=opened.limit, next_offset=base),
+        scan=LogScanner(
+            FileBytes(opened.fd), segment.log, INSPECT, limit=opened.limit, next_offset=base
+        ),
         path=segment.log,
         base_offset=base,
         end_offset=layout.INT64_MAX if following is None else following,

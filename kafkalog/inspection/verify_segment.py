@@ -225,7 +225,7 @@ def _records(chunk: ScannedBatches) -> Iterator[Finding]:
             for _ in chunk.records(selection):
                 pass
         except CorruptBatchError as fault:
-            yield Finding(chunk.path, fault.position, str(fault.expected), str(fault.found))
+            yield Finding(Path(chunk.path), fault.position, str(fault.expected), str(fault.found))
             rest = table.positions[selection] + chunk.file_position > fault.position
             selection = selection[rest]
         else:

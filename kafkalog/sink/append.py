@@ -78,8 +78,7 @@ class Append:
         if self.topic is not None:
             options["topic"] = self.topic
         parsed = SinkOptions.parse(options)
-        # The name that the log has for the writer: two spellings of one path are one.
-        use = (running.run_id, str(parsed.root.resolve()), parsed.target, self.name)
+        use = (running.run_id, parsed.place, parsed.target, self.name)
         with _mutex:
             if _done.get(use) == batch_id:
                 raise InvalidInputError(

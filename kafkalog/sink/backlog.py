@@ -14,7 +14,6 @@ to fill a segment. It comes once per query, topic and process.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
@@ -24,9 +23,7 @@ from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
-
-if TYPE_CHECKING:
-    from kafkalog.storage_engine.store import Store
+from kafkalog.storage_engine.store import Store
 
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
@@ -40,6 +37,8 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         return
     try:
         store = shared_engine(options.root)
+        if not isinstance(store, Store):
+            return  # no cleaner cleans a log in an object store
         topic = store.state().topics.get(options.topic)
         if topic is None:
             return

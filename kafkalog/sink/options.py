@@ -19,7 +19,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.writing.writer import BATCH_SIZE
+from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
+from kafkalog.storage_engine.writing.staging import BATCH_SIZE
 
 _TOPIC_PREFIX = "topic."
 _CLIENT_PREFIX = "kafka."
@@ -50,8 +51,8 @@ _SPARKS_PREFIXES = ("option.", "_async", "asyncprogress", "spark.")
 class SinkOptions:
     """The parsed options of a write; the option's name is in brackets."""
 
-    root: Path
-    """Directory of the log [path]."""
+    root: Path | StoreAddress
+    """The directory of the log, or its address in an object store [path, store.*]."""
     topic: str | None = None
     """The topic of every row, whatever a `topic` column says [topic]; None: the column decides."""
     new_topic: NewTopic = field(default_factory=partial(NewTopic.of, 1, {}))
@@ -72,6 +73,11 @@ class SinkOptions:
     """The stream's checkpoint, if it was given as an option [checkpointLocation]."""
     ignored: tuple[str, ...] = ()
     """Options of Kafka's client, which have no effect without a broker."""
+
+    @property
+    def place(self) -> str:
+        """The one name of the log: two spellings of a directory are one."""
+        return str(self.root.resolve() if isinstance(self.root, Path) else self.root)
 
     @property
     def target(self) -> str:
@@ -96,7 +102,7 @@ class SinkOptions:
                 raise InvalidInputError(f"option topic: {fault}")
         app_id, version = _transaction(given)
         return cls(
-            root=log_directory(given),
+            root=store_address(given) or log_directory(given),
             topic=topic,
             new_topic=_new_topic(given),
             given_for_topics=_given_for_topics(given),

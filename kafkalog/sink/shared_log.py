@@ -1,20 +1,25 @@
-"""The log that all writes of a process share, so that its journal is read once.
+"""The log that all writes of a process share, so that its state is read once.
 
 Spark creates several writers per micro-batch and keeps the processes that run them. A log per
-writer would read the whole journal each time, up to a megabyte.
+writer would read the whole journal each time, up to a megabyte, or all commits of an object store.
 """
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import address
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
 _Opened = TypeVar("_Opened", bound=Store)
 _OPENED_MAX = 8
@@ -22,23 +27,54 @@ _opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {
 """By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
-def shared_engine(root: Path) -> Engine:
+def shared_engine(root: Path | StoreAddress) -> LogEngine:
     """Return the shared engine of a log, which is created if it is missing. Never close it.
 
     Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
     """
+    if isinstance(root, StoreAddress):
+        return _object_log(root, read_only=False)
     from kafkalog.storage_engine.engine import Engine
 
     return _shared(root, Engine, read_only=False)
 
 
-def shared_store(root: Path, *, read_only: bool = False) -> Store:
+def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> LogStore:
     """Return the shared store of a log, which is created if it is missing. Never close it.
 
     Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
     errors of `Store`.
     """
+    if isinstance(root, StoreAddress):
+        return _object_log(root, read_only=read_only)
     return _shared(root, Store, read_only=read_only)
+
+
+def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | None:
+    """Return what tasks need to know of a log in an object store; None for a directory.
+
+    `topic` is the one that they write to, if it is known.
+    """
+    if not isinstance(root, StoreAddress):
+        return None
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
+
+    return SeenLog.of(_object_log(root, read_only=False), topic)
+
+
+def _object_log(address: StoreAddress, *, read_only: bool) -> ObjectLog:
+    found = _opened_object_log(address, read_only)
+    if found.is_replaced:
+        _opened_object_log.cache_clear()
+        found = _opened_object_log(address, read_only)
+    return found
+
+
+@functools.lru_cache(_OPENED_MAX)
+def _opened_object_log(address: StoreAddress, read_only: bool) -> ObjectLog:
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    return ObjectLog(address, read_only=read_only)
 
 
 def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:

@@ -31,17 +31,19 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import seen_by_driver, shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.writing.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
+from kafkalog.storage_engine.metadata.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+    from kafkalog.storage_engine.object_store.seen_log import SeenLog
+    from kafkalog.storage_engine.writing.staged_message import StagedMessage
+    from kafkalog.storage_engine.writing.staging import StagedWriter
 
 _log = logging.getLogger("kafkalog.sink")
 _warned: set[tuple[str, ...]] = set()
@@ -59,8 +61,7 @@ def batch_writer(
             'Save mode Overwrite not allowed for Kafka. Give .mode("append"), the only one that '
             "both Spark, for a sink in Python, and a log allow."
         )
-    parsed, columns = _prepare(options, schema)
-    return TableBatchWriter(parsed, columns)
+    return TableBatchWriter(*_prepare(options, schema))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
@@ -69,20 +70,22 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     Spark sets `overwrite` for output mode `complete`; the rows are appended, as in Spark's Kafka
     sink. Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
     """
-    parsed, columns = _prepare(options, schema)
+    parsed, columns, seen = _prepare(options, schema)
     if parsed.txn_app_id is not None:
         raise InvalidInputError(
             "options txnAppId and txnVersion are for df.write; "
             "a stream is exactly once by its query id and micro-batch id"
         )
-    return StreamWriter(parsed, columns)
+    return StreamWriter(parsed, columns, seen)
 
 
-def _prepare(options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
+def _prepare(
+    options: Mapping[str, str], schema: StructType
+) -> tuple[SinkOptions, SinkColumns, SeenLog | None]:
     parsed = SinkOptions.parse(options)
     columns = SinkColumns.of(schema, parsed.topic)
     prepare_topic(parsed, columns)
-    return parsed, columns
+    return parsed, columns, seen_by_driver(parsed.root, parsed.topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,10 @@ class SinkMessage(WriterCommitMessage):
 class _LogWriter:
     """Common to batch and stream writers: stage rows, publish what is staged."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
+    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
         self.options = options
         self.columns = columns
+        self.seen = seen
 
     def _stage(
         self,
@@ -125,9 +129,10 @@ class _LogWriter:
                 if batch.num_rows == 0:
                     continue
                 if staging is None:
+                    log = self.seen or shared_store(self.options.root, read_only=True)
                     staging = StagedWriter(
-                        self.options.root,
-                        shared_store(self.options.root, read_only=True).state(),
+                        log,
+                        log.state(),
                         writer_slug=slug,
                         batch_id=batch_id,
                         spark_partition=spark_partition,
@@ -215,8 +220,8 @@ class _LogWriter:
 class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
     """The writer of one `df.write`: Spark pickles this object for its tasks and its commit."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        super().__init__(options, columns)
+    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
+        super().__init__(options, columns, seen)
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)

@@ -9,22 +9,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.broker import owner
-from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
-from kafkalog.storage_engine.metadata import address, directory_signs, new_log
+from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 
-class Store:
+class Store(LogStore):
     """One process's access to a log directory; a context manager.
 
     `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
@@ -40,7 +42,7 @@ class Store:
         create: bool = True,
     ) -> None:
         roots = address.directories(path)
-        self.root = roots[0]
+        self.root: Path = roots[0]
         self._brokers = owner.open_broker(roots)
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
@@ -77,15 +79,6 @@ class Store:
         """Return the published state; costs one small read when nothing has changed."""
         with files.reading_faults(self.root):
             return (self._brokers or self._journal).published()
-
-    def describe(self, name: str) -> TopicState:
-        """Return a topic's id, config and partitions; raises UnknownTopicError."""
-        return self.state().topic(name)
-
-    def has_topic(self, name: str, topic_id: str) -> bool:
-        """Tell whether the topic of that name is (still) the one of that id."""
-        known = self.state().topics.get(name)
-        return known is not None and known.topic_id == topic_id
 
     def partition_directory(self, topic: str, partition: int) -> Path:
         """Return where a partition's files are."""
@@ -142,7 +135,7 @@ class Store:
         start: int | None = None,
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
-    ) -> PartitionSnapshot:
+    ) -> DirectorySnapshot:
         """Open a snapshot of a partition; close it after use.
 
         Args:
@@ -153,7 +146,7 @@ class Store:
             known_end: A high watermark that a broker may not know after a restart.
             check: Called with the state of a log of ours, which it may refuse.
         """
-        from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+        from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         topic_id = self.check_partition(topic, partition)
         if self._brokers is not None:
@@ -177,27 +170,19 @@ class Store:
             load_state()  # was it deleted meanwhile?
             raise
 
-    def check_partition(self, topic: str, partition: int) -> str:
-        """Return the topic's id; raises InvalidInputError for a partition it does not have."""
-        known = self.describe(topic)
-        if not 0 <= partition < len(known.partitions):
-            raise InvalidInputError(
-                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
-                f"there is no {partition}"
-            )
-        if partition in known.absent:
-            raise InvalidInputError(
-                f"partition {partition} of topic {topic!r} is not in {self.root}: "
-                "another broker has it, or another log directory"
-            )
-        return known.topic_id
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes: files below the root."""
+        from kafkalog.storage_engine.writing.staged_directory import StagedDirectory
+
+        return StagedDirectory(self.root, name)
+
+    def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
+        """Return the leader epoch of an existing or future offset, or -1."""
+        high_watermark = self.describe(topic).partitions[partition].high_watermark
+        found = checkpoints.read_leader_epochs(self.partition_directory(topic, partition))
+        epochs = leader_epochs.committed(found, high_watermark)
+        return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
     def close(self) -> None:
         """Refuse writes from now on."""
         self._is_closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

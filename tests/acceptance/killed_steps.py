@@ -31,7 +31,7 @@ from typing import Any
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing import staged_directory, staging
 from tests.builders.log_contents import values
 from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine.faults import ACTS
@@ -257,7 +257,7 @@ def main() -> int:
     options = parser.parse_args()
     root: Path = options.directory
     if options.adopted:
-        staging.SEGMENT_RUN_SIZE = 300
+        staged_directory.SEGMENT_RUN_SIZE = 300
         staging._GATHER_SIZE = 1
     start = prepare_log(root)
     loss = Loss(options.mode, root)

@@ -20,7 +20,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
-from kafkalog.storage_engine.reading import partition_snapshot
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_processes import CLEANER, ZOMBIE, two
@@ -231,7 +231,7 @@ def test_two_cleaners_clean_nothing_twice_and_lose_nothing(tmp_path: Path) -> No
 @pytest.fixture
 def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
     """A partition of more segments than a reader has open at once, all keys twice."""
-    monkeypatch.setattr(partition_snapshot, "WINDOW", WINDOW)
+    monkeypatch.setattr(directory_snapshot, "WINDOW", WINDOW)
     log = LogBuilder(tmp_path / "log", now_ms=NOW_MS)
     log.topic(segment_bytes=14, file_delete_delay_ms=1_000)
     numbers = range(2 * WINDOW + 8)

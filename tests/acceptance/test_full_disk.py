@@ -18,7 +18,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.acceptance.mounts import BLOCK, Disk, disk
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import damage, latest_records, records

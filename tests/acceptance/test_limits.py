@@ -20,8 +20,8 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import damage, latest_records, records
 

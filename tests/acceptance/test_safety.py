@@ -25,8 +25,8 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
 from tests.builders.batch_builder import at_times
@@ -77,7 +77,7 @@ def test_files_are_the_owners_to_write_and_the_umask_is_kept(
         return opening(path, flags, mode, **more)
 
     monkeypatch.setattr(os, "open", watched)
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
     root = tmp_path / "log"
     with umask(mask):
         log = fill(root)

@@ -18,9 +18,9 @@ from pathlib import Path
 import pyarrow as pa
 from kafkalog.errors import CommitConflictError, StorageError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import writer_slug
+from kafkalog.storage_engine.metadata.writer import writer_slug
 
 root, number, gate = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 engine = Engine(root)

@@ -13,9 +13,10 @@ import kafkalog
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.writing.commit import CommitResult
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import BuiltBatch, joined
 
 __all__ = ["NOW_MS", "LogBuilder"]

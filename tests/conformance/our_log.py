@@ -15,7 +15,7 @@ import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing import staged_directory
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.record import Record, of_kafkalog
 
@@ -131,7 +131,7 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
         "segments", 2, {"cleanup.policy": "delete", "index.interval.bytes": INDEX_INTERVAL}
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "SEGMENT_RUN_SIZE", 2000)
+        patch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 2000)
         for commit in range(3):
             now_ms = NOW_MS + 1000 * commit
             writer = StagedWriter(

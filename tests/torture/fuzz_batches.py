@@ -13,7 +13,7 @@ from kafkalog.storage_engine.broker.metadata_log import read_topics
 from kafkalog.storage_engine.format import batch, compression, layout
 from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, RECOVER, REPLAY, LogScanner
-from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from tests.builders.batch_builder import compressed
@@ -64,7 +64,7 @@ def _of_log(name: str, seeds: Callable[[], Iterable[bytes]]) -> Target:
 
 def _read_log(path: Path) -> None:
     """Read a `.log` file in the ways in which it is read: by chunks, by headers, as a broker."""
-    opened = OpenSegment(_files(path), end_offset=layout.INT64_MAX, committed=None)
+    opened = OpenSegmentFile(_files(path), end_offset=layout.INT64_MAX, committed=None)
     try:
         for schema in (_PLAIN, _FULL):
             with refusing():
@@ -82,7 +82,7 @@ def _read_log(path: Path) -> None:
             exhaust(scan)
 
 
-def _look_at(opened: OpenSegment, path: Path, position: int, header: batch.BatchHeader) -> None:
+def _look_at(opened: OpenSegmentFile, path: Path, position: int, header: batch.BatchHeader) -> None:
     data = path.read_bytes()
     with refusing():
         opened.batch_at(position)

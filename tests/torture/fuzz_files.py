@@ -36,7 +36,7 @@ from kafkalog.storage_engine.reading import ended_pins, pin_file
 from kafkalog.storage_engine.records.records import index_records, scan_batches
 from kafkalog.storage_engine.segment.gaps import GapFile
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
-from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import (
@@ -77,7 +77,7 @@ def _name(suffix: str) -> str:
 # --- indexes -------------------------------------------------------------------------------------
 
 
-def _segment(directory: Path) -> OpenSegment:
+def _segment(directory: Path) -> OpenSegmentFile:
     """A sound segment of eight batches at base offset 0."""
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / _name(layout.LOG)
@@ -85,7 +85,7 @@ def _segment(directory: Path) -> OpenSegment:
     log.write_bytes(b"".join(item.data for item in items))
     index, time_index, aborted = (directory / _name(s) for s in layout.SEGMENT_SUFFIXES[1:])
     files = SegmentFiles(0, log, index, time_index, aborted, log.stat().st_size)
-    return OpenSegment(files, end_offset=layout.INT64_MAX, committed=None)
+    return OpenSegmentFile(files, end_offset=layout.INT64_MAX, committed=None)
 
 
 def _index(suffix: str) -> Callable[[Path], Case]:

@@ -26,9 +26,9 @@ from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.torture.model_log import Row
 
 __all__ = ["Hands", "OtherProcess"]

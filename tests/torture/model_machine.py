@@ -11,7 +11,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.metadata.writer import Writer
 from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, Record, marker
 from tests.torture.model_draws import (
     BUDGET,

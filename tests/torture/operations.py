@@ -22,12 +22,13 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.segment.segments import sweep_deleted
-from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.torture.rows import batch, rows, transactions
 
 __all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]
@@ -127,13 +128,13 @@ def _relaxed(log: Opened) -> None:
 
 def _adopt(log: Opened) -> None:
     """Commit a run that is large enough to become a segment."""
-    large, staging.SEGMENT_RUN_SIZE = staging.SEGMENT_RUN_SIZE, 200
+    large, staged_directory.SEGMENT_RUN_SIZE = staged_directory.SEGMENT_RUN_SIZE, 200
     try:
         turn, now_ms = log.moment.turn, log.moment.now_ms
         run = batch(rows(turn, 14), partition=turn % 2, now_ms=now_ms)
         message = _stage(log, 0, {"t": run}, batch_size=200)
     finally:
-        staging.SEGMENT_RUN_SIZE = large
+        staged_directory.SEGMENT_RUN_SIZE = large
     _commit(log, [message])
 
 

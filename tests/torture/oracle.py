@@ -27,9 +27,9 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.records.murmur2 import partition_of
-from kafkalog.storage_engine.writing.writer import Writer
 
 TABLE, EVENTS = "table", "events"
 RETAINED: Final = 6_000
@@ -298,7 +298,7 @@ class Model:
             with log.snapshot(*partition, whole=True) as snapshot:
                 self.check_snapshot(snapshot)
 
-    def check_snapshot(self, snapshot: PartitionSnapshot) -> None:
+    def check_snapshot(self, snapshot: DirectorySnapshot) -> None:
         """The same of one partition at one moment."""
         partition, state = (snapshot.topic, snapshot.partition), snapshot.state
         start, end = state.log_start_offset, state.high_watermark
@@ -325,7 +325,7 @@ class Model:
         if snapshot.topic == TABLE:
             self._check_latest(snapshot, dict(found))
 
-    def _check_latest(self, snapshot: PartitionSnapshot, found: Mapping[int, Record]) -> None:
+    def _check_latest(self, snapshot: DirectorySnapshot, found: Mapping[int, Record]) -> None:
         """Nothing that is the latest of its key is gone, and a cleaned part has keys once."""
         partition, end = (snapshot.topic, snapshot.partition), snapshot.state.high_watermark
         records = self.records[partition]
@@ -345,7 +345,7 @@ class Model:
             )
 
 
-def _check_start(snapshot: PartitionSnapshot) -> None:
+def _check_start(snapshot: DirectorySnapshot) -> None:
     """Only retention moves a log's start, by whole segments, and it leaves what it has to."""
     start, partition = snapshot.state.log_start_offset, (snapshot.topic, snapshot.partition)
     if snapshot.topic != EVENTS:

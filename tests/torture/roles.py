@@ -24,10 +24,11 @@ from kafkalog.cleaner.schedule.manager import clean_and_retain, clean_filthiest,
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.metadata.writer import writer_slug
+from kafkalog.storage_engine.writing import staged_directory
 from kafkalog.storage_engine.writing.commit import CommitResult
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import writer_slug
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.oracle import (
     ACKNOWLEDGED,
     ALTER,
@@ -185,7 +186,7 @@ class Writer:
         model: Model | None = None,
         needs_sync: bool = False,
     ) -> None:
-        staging.SEGMENT_RUN_SIZE = SEGMENT_RUN_SIZE
+        staged_directory.SEGMENT_RUN_SIZE = SEGMENT_RUN_SIZE
         self.model = Model(seed) if model is None else model
         self._root = root
         self._seed = seed

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from kafkalog.storage_engine.fs import locks
-from kafkalog.storage_engine.writing import commit, retention, staging
+from kafkalog.storage_engine.metadata import writer
+from kafkalog.storage_engine.writing import retention, staged_directory
 from tests.torture import kills, roles
 from tests.torture.kills import Outcome
 from tests.torture.oracle import ACKNOWLEDGED, Wrong
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 @pytest.fixture(autouse=True)
 def _warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile before a fault is planted, which would be one there too."""
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
+    size = staged_directory.SEGMENT_RUN_SIZE
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", size)  # it is set there
     kills.warm()
 
 
@@ -60,7 +62,7 @@ def test_a_writer_that_acknowledges_before_it_commits_is_found_out(
 
 
 def test_a_batch_that_lands_twice_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "is_committed", lambda *_: False)
+    monkeypatch.setattr(writer, "is_committed", lambda *_: False)
     told = violation_of(outcomes([0, 1], 25))
     assert "was committed twice" in told or "expected" in told
 

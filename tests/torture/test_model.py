@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import Phase
 
-from kafkalog.storage_engine.writing import commit
+from kafkalog.storage_engine.metadata import writer
 from kafkalog.storage_engine.writing.partition import Appender
 from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import model_hands
@@ -31,7 +31,7 @@ def test_any_steps_in_any_order_leave_what_the_model_says() -> None:
 
 
 def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "is_committed", lambda *_: False)
+    monkeypatch.setattr(writer, "is_committed", lambda *_: False)
     with pytest.raises(AssertionError, match="skipped"):
         examples(1, 100, phases=GENERATE)
 

@@ -8,7 +8,7 @@ import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment.segments import list_segments
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing import staged_directory
 from tests.torture import roles
 from tests.torture.oracle import EVENTS, TABLE, Model, Notes, Wrong
 
@@ -19,7 +19,8 @@ STEPS = 80
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """A log of so many steps, with more events than retention leaves."""
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
+    size = staged_directory.SEGMENT_RUN_SIZE
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", size)  # it is set there
     root = tmp_path / "log"
     roles.create(root)
     notes = Notes(tmp_path / "notes")

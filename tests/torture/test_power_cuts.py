@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing import staged_directory
 from tests.torture import block_device, kills, power_cuts, roles
 from tests.torture.block_device import SECTOR, SIZE, CutDisk
 from tests.torture.oracle import FLUSHED, WRITTEN, Note
@@ -39,7 +39,8 @@ def kept() -> Iterator[list[Outcome]]:
 @pytest.fixture
 def _warmed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile before a fault is planted, which would be one there too."""
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", staging.SEGMENT_RUN_SIZE)  # it is set there
+    size = staged_directory.SEGMENT_RUN_SIZE
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", size)  # it is set there
     kills.warm()
 
     monkeypatch.setattr(power_cuts, "WORK_S", 60.0)  # so many steps, however long they take

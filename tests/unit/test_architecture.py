@@ -41,6 +41,8 @@ ROOMS = [
     "cleaner/state",
     "storage_engine",
     "storage_engine/broker",
+    "storage_engine/object_store",
+    "storage_engine/log",
     "storage_engine/reading",
     "storage_engine/writing",
     "storage_engine/transactions",
@@ -73,7 +75,8 @@ LIGHT = [
     "kafkalog.storage_engine.metadata.journal",
     "kafkalog.storage_engine.writing.partition",
     "kafkalog.storage_engine.format.batch",
-    "kafkalog.storage_engine.reading.partition_snapshot",
+    "kafkalog.storage_engine.object_store.client",
+    "kafkalog.storage_engine.reading.directory_snapshot",
     "kafkalog.cleaner.schedule.thread",
     "kafkalog.cleaner.schedule.manager",
     "kafkalog.cleaner.report.status",
@@ -433,7 +436,7 @@ def loaded_by(modules: list[str], heavy: list[str]) -> list[str]:
 
 
 def test_engine_planning_and_commit_import_nothing_heavy() -> None:
-    heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client"]
+    heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client", "obstore"]
     assert loaded_by(LIGHT, heavy) == []
 
 

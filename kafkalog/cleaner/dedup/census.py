@@ -18,7 +18,7 @@ from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 
@@ -38,7 +38,7 @@ class SegmentCensus:
 
 
 def census(
-    snapshot: PartitionSnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
+    snapshot: DirectorySnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
 ) -> list[SegmentCensus]:
     """Count the dead records of each segment, from the log start up to the last stable offset.
 
@@ -90,7 +90,7 @@ class _Sums:
         self._live_bytes = np.zeros(len(bases), dtype=np.float64)
         self._is_counted = False
 
-    def add_latest(self, snapshot: PartitionSnapshot, start: int, end: int, latest: Int64s) -> None:
+    def add_latest(self, snapshot: DirectorySnapshot, start: int, end: int, latest: Int64s) -> None:
         for chunk in snapshot.chunks(start, end):
             table = chunk.table
             is_data = (table.attributes & layout.CONTROL_BIT) == 0

@@ -20,6 +20,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at
 
@@ -213,5 +214,5 @@ def _compaction_delay_ms(
 def _first_timestamp(segment: SegmentFiles) -> int:
     """Return the largest timestamp of a segment's first batch; -1 if it has none."""
     with files.open_stream(segment.log) as file:
-        header = header_at(file.fileno(), 0, segment.size)
+        header = header_at(FileBytes(file.fileno()), 0, segment.size)
     return layout.NO_TIMESTAMP if header is None else header.max_timestamp

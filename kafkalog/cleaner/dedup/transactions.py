@@ -28,6 +28,7 @@ from kafkalog.storage_engine.transactions.transaction_outcomes import control_ty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
@@ -47,7 +48,8 @@ class Seen:
 class CleanedTransactions:
     """Follow the transactions of a log through a round; `see` each chunk once, in log order."""
 
-    def __init__(self, snapshot: PartitionSnapshot) -> None:
+    def __init__(self, snapshot: DirectorySnapshot) -> None:
+        self._directory = snapshot.directory
         self._outcomes = snapshot.transaction_outcomes()
         self._committed: set[int] = set()
         """Producers with committed data since their last marker."""
@@ -102,7 +104,7 @@ class CleanedTransactions:
     def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
         if self._index_base != chunk.segment_base:
             name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
-            entries = aborted_transactions(chunk.path.parent / name)
+            entries = aborted_transactions(self._directory / name)
             self._index = {entry.last_offset: entry for entry in entries}
             self._index_base = chunk.segment_base
         entry = self._index.get(marker_offset)

@@ -36,11 +36,12 @@ from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import Bytes, Integers, RecordTable
-    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 
 RUN_ENTRIES: Final = 1 << 18
 """Entries held in memory before they are sorted and written to a temporary file: 2 MiB."""
@@ -136,15 +137,15 @@ class KeyIndexWriter:
 
     def _header(self, log: Path, size: int, positions: Sequence[int]) -> bytes:
         chosen = sorted({positions[place] for place in _spread(len(positions))})
-        fd = files.open_to_read(log)
+        source = FileBytes(files.open_to_read(log))
         try:
             samples = b""
             for position in chosen:
-                header = header_at(fd, position, size)
+                header = header_at(source, position, size)
                 assert header is not None
                 samples += layout.KEYS_SAMPLE.pack(position, header.crc)
         finally:
-            os.close(fd)
+            source.close()
         content = layout.KEYS_HEADER.pack(
             layout.KEYS_MAGIC, layout.KEYS_VERSION, self._base_offset, size, self._count,
             self._secret, layout.KEYS_UNCHANGED if self.is_unchanged else 0, len(chosen),
@@ -241,9 +242,9 @@ class KeyIndex:
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
     @classmethod
-    def open(cls, directory: Path, segment: OpenSegment) -> KeyIndex | None:
+    def open(cls, directory: Path, segment: OpenSegmentFile) -> KeyIndex | None:
         """Open the index of a segment; None if it has no valid one. Hold the segments lock."""
-        base_offset = segment.files.base_offset
+        base_offset = segment.base_offset
         if not segment.is_live:
             return None
         try:
@@ -354,7 +355,7 @@ def _is_sound(data: files.Buffer) -> bool:
     return bool(crc32c(data[: -layout.CHECKSUM.size]) == crc)
 
 
-def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | None:
+def _read_header(fd: int, segment: OpenSegmentFile) -> tuple[int, bytes, bool] | None:
     """Return (count, secret, is_unchanged) of an index of this segment; None if it is another's."""
     try:
         data = files.read_at(fd, layout.KEYS_BLOCK, 0)
@@ -367,7 +368,7 @@ def _read_header(fd: int, segment: OpenSegment) -> tuple[int, bytes, bool] | Non
     magic, version, base_offset, log_size, count, secret, flags, samples = fields
     if (magic, version) != (layout.KEYS_MAGIC, layout.KEYS_VERSION):
         return None
-    if (base_offset, log_size) != (segment.files.base_offset, segment.limit):
+    if (base_offset, log_size) != (segment.base_offset, segment.limit):
         return None
     blocks = 1 + -(-count // layout.KEYS_BLOCK_ENTRIES)
     if count < 0 or samples > layout.KEYS_SAMPLES_MAX or size != blocks * layout.KEYS_BLOCK:

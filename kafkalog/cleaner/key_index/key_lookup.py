@@ -21,6 +21,7 @@ from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.records.murmur2 import partition_of
@@ -28,7 +29,7 @@ from kafkalog.storage_engine.records.murmur2 import partition_of
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
@@ -69,10 +70,10 @@ class KeyLookup:
     committed to it. Calls from several threads are safe.
     """
 
-    def __init__(self, engine: Engine, topic: str) -> None:
+    def __init__(self, store: LogStore, topic: str) -> None:
         """Name the topic; raises UnknownTopicError."""
-        engine.describe(topic)
-        self._engine = engine
+        store.describe(topic)
+        self._store = store
         self._topic = topic
         self._open: dict[int, tuple[str, PartitionLookup]] = {}
         self._mutex = threading.Lock()
@@ -111,7 +112,7 @@ class KeyLookup:
         with self._mutex:
             if self.is_closed:
                 raise InvalidInputError("this lookup of keys is closed: create another one")
-            topic = self._engine.describe(self._topic)
+            topic = self._store.describe(self._topic)
             if partition is None:
                 partition = partition_of(data, len(topic.partitions))
             held = self._partition(topic, partition)
@@ -128,7 +129,7 @@ class KeyLookup:
             ):
                 return held
             self._close(number)
-        snapshot = self._engine.snapshot(topic.name, number, whole=True)
+        snapshot = self._store.snapshot(topic.name, number, whole=True)
         try:
             held = PartitionLookup(snapshot)
         except BaseException:
@@ -174,13 +175,15 @@ class PartitionLookup:
         """The transaction indexes, loaded on first use."""
         self._scanned_bytes = 0
         try:
+            if not isinstance(snapshot, DirectorySnapshot):
+                return  # an object store's log has no key indexes
             if snapshot.state.listed_from == layout.INT64_MAX:
                 return  # a broker's log: it has no index, and the broker ignores our locks
             with SegmentsLock(snapshot.directory).shared():
                 for segment in snapshot.whole_segments():
                     index = KeyIndex.open(snapshot.directory, segment)
                     if index is not None:
-                        self._indexes[segment.files.base_offset] = index
+                        self._indexes[segment.base_offset] = index
         except BaseException:
             self.close()
             raise
@@ -199,7 +202,7 @@ class PartitionLookup:
         """Return whether `key_count` lookups read less than the whole partition."""
         segments = self.snapshot.whole_segments()
         size = sum(segment.limit for segment in segments)
-        scanned = sum(s.limit for s in segments if s.files.base_offset not in self._indexes)
+        scanned = sum(s.limit for s in segments if s.base_offset not in self._indexes)
         return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
 
     def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
@@ -218,7 +221,7 @@ class PartitionLookup:
     def _latest(self, key: bytes, end: int) -> Record | None:
         start = self.snapshot.state.log_start_offset
         for segment in reversed(self.snapshot.whole_segments()):
-            if segment.files.base_offset >= end or segment.end_offset <= start:
+            if segment.base_offset >= end or segment.end_offset <= start:
                 continue
             found = self._of_segment(segment, key, start, end)
             if found is not None:
@@ -226,7 +229,7 @@ class PartitionLookup:
         return None
 
     def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        base_offset = segment.files.base_offset
+        base_offset = segment.base_offset
         index = self._indexes.get(base_offset)
         positions = None if index is None else index.positions(key)
         for position in reversed(positions or ()):
@@ -247,7 +250,7 @@ class PartitionLookup:
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
         latest: Record | None = None
-        first = max(start, segment.files.base_offset)
+        first = max(start, segment.base_offset)
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
                 self._scanned_bytes += int(chunk.table.sizes.sum())

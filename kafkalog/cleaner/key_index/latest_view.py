@@ -24,9 +24,9 @@ from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
-    from kafkalog.storage_engine.store import Store
 
 
 def latest(
@@ -78,7 +78,7 @@ def latest(
 
 
 def latest_of_topic(
-    store: Store,
+    store: LogStore,
     topic: str,
     *,
     partition: int | None = None,

@@ -21,6 +21,7 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
@@ -323,7 +324,7 @@ def _transaction(
             if place is not None:
                 segment, position = place
                 with files.open_stream(segment.log) as file:
-                    header = header_at(file.fileno(), position, segment.size)
+                    header = header_at(FileBytes(file.fileno()), position, segment.size)
                 if header is not None and header.producer_id >= 0:
                     whose = f"The transaction of producer {header.producer_id}"
                 if header is not None and header.max_timestamp >= 0:

@@ -49,7 +49,7 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from kafkalog.storage_engine.segment.gaps import SourceGaps
 from kafkalog.storage_engine.segment.segments import SegmentFiles
@@ -319,7 +319,7 @@ class _Publisher:
     engine: Engine
     load_state: Callable[[], PartitionState]
     load_pins: Callable[[], LivePins]
-    snapshot: PartitionSnapshot
+    snapshot: DirectorySnapshot
     topic_id: str
     end: int
     now_ms: int

@@ -28,9 +28,9 @@ from kafkalog.storage_engine.fs import locks
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.latest_records import LatestRecords
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
-    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 
 WORTHWHILE: Final = 2
 """The clean part must be at least so many times as large as the dirty one."""
@@ -46,7 +46,7 @@ class UnchangedSegments:
     """
 
     def __init__(
-        self, snapshot: PartitionSnapshot, log: LogToClean, check_abort: Callable[[], None]
+        self, snapshot: DirectorySnapshot, log: LogToClean, check_abort: Callable[[], None]
     ) -> None:
         self.secret = secrets.token_bytes(16)
         """The secret of new key indexes, that of most old ones.
@@ -105,10 +105,10 @@ class UnchangedSegments:
                     continue
                 held = self._hashes.get(index.secret)
                 if held is not None and not _has_obsolete(segment, index, held[0], latest):
-                    found.add(segment.files.base_offset)
+                    found.add(segment.base_offset)
         return found
 
-    def _clean_segments(self) -> Iterator[OpenSegment]:
+    def _clean_segments(self) -> Iterator[OpenSegmentFile]:
         """Yield the segments wholly in the clean part, opened one at a time."""
         segments, end = self._snapshot.segments, self._first_dirty_offset
         if not segments:
@@ -120,7 +120,9 @@ class UnchangedSegments:
 
 
 @contextlib.contextmanager
-def _opened_index(snapshot: PartitionSnapshot, segment: OpenSegment) -> Iterator[KeyIndex | None]:
+def _opened_index(
+    snapshot: DirectorySnapshot, segment: OpenSegmentFile
+) -> Iterator[KeyIndex | None]:
     with locks.SegmentsLock(snapshot.directory).shared():
         index = KeyIndex.open(snapshot.directory, segment)
     try:
@@ -131,7 +133,7 @@ def _opened_index(snapshot: PartitionSnapshot, segment: OpenSegment) -> Iterator
 
 
 def _has_obsolete(
-    segment: OpenSegment, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
+    segment: OpenSegmentFile, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
 ) -> bool:
     """Return whether a segment has an obsolete record, or its index is damaged."""
     found = index.positions_of(hashes)

@@ -30,7 +30,10 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 LogPath: TypeAlias = Annotated[
-    str, typer.Argument(metavar="PATH", show_default=False, help="A log's directory.")
+    str,
+    typer.Argument(
+        metavar="PATH", show_default=False, help="A log's directory, or its URL in an object store."
+    ),
 ]
 """A log of kafkalog."""
 ReadablePath: TypeAlias = Annotated[
@@ -38,7 +41,7 @@ ReadablePath: TypeAlias = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="A log's directory; those of one broker with commas between.",
+        help="A log's directory, or its URL; those of one broker with commas between.",
     ),
 ]
 """A log of kafkalog, or the directories of a broker."""

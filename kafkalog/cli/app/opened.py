@@ -8,23 +8,24 @@ from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 
-def open_readable(path: str) -> Engine:
+def open_readable(path: str) -> LogEngine:
     """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log_store import open_engine
 
     _check_log(path)
-    return Engine(path, read_only=True)
+    return open_engine(path, read_only=True, create=False)
 
 
-def open_writable(path: str, *, create: bool = False) -> Engine:
+def open_writable(path: str, *, create: bool = False) -> LogEngine:
     """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log_store import open_engine
 
     if not create:
         _check_log(path)
-    log = Engine(path, create=create)
+    log = open_engine(path, create=create)
     if log.read_only:
         raise InvalidInputError(
             f"{log.root}: a Kafka broker's log directory is only read; to write to it, stop "
@@ -33,10 +34,27 @@ def open_writable(path: str, *, create: bool = False) -> Engine:
     return log
 
 
+def open_readable_directory(path: str) -> Engine:
+    """Open a log as `open_readable` does; raises InvalidInputError for one in an object store."""
+    from kafkalog.storage_engine.engine import engine_of
+
+    return engine_of(open_readable(path))
+
+
+def open_writable_directory(path: str) -> Engine:
+    """Open a log as `open_writable` does; raises InvalidInputError for one in an object store."""
+    from kafkalog.storage_engine.engine import engine_of
+
+    return engine_of(open_writable(path))
+
+
 def _check_log(path: str) -> None:
     """Raise InvalidInputError if there is no log; the error names the verb that makes one."""
     from kafkalog.storage_engine.metadata import address, directory_signs
+    from kafkalog.storage_engine.object_store.address import is_store_url
 
+    if is_store_url(path):
+        return  # opening it tells
     root, *more = address.directories(path)
     if not more and not address.is_broker_directory(root):
         directory_signs.check_is_log(root, f"kafkalog topics create {root} NAME")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.dedup.census import SegmentCensus
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 
 _BUDGET_BYTES: Final = 64 << 20
 _REST: Final = 10
@@ -83,7 +83,7 @@ class Counts:
 
 
 def count_partition(
-    snapshot: PartitionSnapshot, check_abort: Callable[[], None] = lambda: None
+    snapshot: DirectorySnapshot, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
     """Return the dead records of each segment of a snapshot, by base offset."""
     from kafkalog.cleaner.dedup.census import census
@@ -92,7 +92,7 @@ def count_partition(
     return {one.base_offset: one for one in found}
 
 
-def _identity(snapshot: PartitionSnapshot) -> tuple[tuple[int, int], ...]:
+def _identity(snapshot: DirectorySnapshot) -> tuple[tuple[int, int], ...]:
     state = snapshot.state
     sizes = [
         (s.base_offset, s.size) for s in snapshot.segments if s.base_offset < state.active_base

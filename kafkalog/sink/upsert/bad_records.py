@@ -12,19 +12,24 @@ import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.query import EndOffsets
 from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.sink.upsert.rows import REASON
-from kafkalog.storage_engine.metadata.address import log_directories, log_directory
+from kafkalog.storage_engine.log_store import read_places, written_place
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.object_store.address import is_store_url, store_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
+
+    from kafkalog.storage_engine.object_store.address import StoreAddress
 
 __all__ = ["BadRecords", "Refusal", "plan_number"]
 
@@ -69,6 +74,8 @@ class BadRecords:
     path: str = ""
     is_elsewhere: bool = False
     """Whether the topic is known to be in another log than the one that the query reads."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The options `store.*` of a log in an object store."""
 
     @classmethod
     def parse(cls, text: str, path: str) -> BadRecords:
@@ -86,16 +93,24 @@ class BadRecords:
             raise InvalidInputError(f"on_bad_record, the dead-letter topic: {fault}") from None
         return cls(True, topic, path)
 
-    def beside(self, path: str, topic: str) -> BadRecords:
-        """Return the rule for a view of `topic` of the log at `path`; raises InvalidInputError."""
+    def beside(self, path: str, topic: str, options: Mapping[str, str] | None = None) -> BadRecords:
+        """Return the rule for a view of `topic` of the log at `path`, with the view's options.
+
+        Raises InvalidInputError.
+        """
         known = self if self.path else replace(self, path=path)
         if not self.topic:
             return known
-        read = [directory.resolve() for directory in log_directories({"path": path})]
-        ours = log_directory({"path": known.path}).resolve()
-        known = replace(known, is_elsewhere=ours not in read)
+        if is_store_url(known.path):
+            known = replace(known, options=store_options(options or {}))
+        read = read_places({**(options or {}), "path": path})
+        known = replace(known, is_elsewhere=known._place not in read)
         known._check_topic({topic: {}})
         return known
+
+    @property
+    def _place(self) -> Path | StoreAddress:
+        return written_place({**self.options, "path": self.path})
 
     def check(self, end_offsets: EndOffsets) -> None:
         """Check, before the query leaves out a record, whether the dead-letter topic takes it.
@@ -110,7 +125,7 @@ class BadRecords:
                 "the upsert path=, the log of the topic."
             )
         self._check_topic(end_offsets)
-        known = shared_store(log_directory({"path": self.path})).state().topics.get(self.topic)
+        known = shared_store(self._place).state().topics.get(self.topic)
         if known is not None and TopicConfig.parse(known.config).needs_keys:
             raise InvalidInputError(
                 f"on_bad_record: topic {self.topic} is compacted (expected cleanup.policy=delete, "
@@ -189,11 +204,11 @@ class BadRecords:
         letters = letters.select(
             "key", "value", "timestamp", F.concat(*theirs, ours).alias("headers")
         )
-        engine = shared_engine(log_directory({"path": self.path}))
+        engine = shared_engine(self._place)
         engine.create_topic(self.topic, config=_KEEPS_ALL, exist_ok=True)
         # The numbers of plans have no order: each but the last one is new.
         once = {"txnAppId": writer, "txnVersion": str(plan), "resetWriter": "true"}
-        options = {"path": self.path, "topic": self.topic, **once}
+        options = {**self.options, "path": self.path, "topic": self.topic, **once}
         letters.write.format("kafkalog").mode("append").options(**options).save()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafkalog.schema import chosen_columns
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.log.log_store import LogStore
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["has_live_keys"]
@@ -21,16 +21,16 @@ _KEYS_MAX = 1 << 20
 
 
 def has_live_keys(
-    engine: Engine, topic: str, ends: Mapping[str, int], *, read_committed: bool
+    log: LogStore, topic: str, ends: Mapping[str, int], *, read_committed: bool
 ) -> bool:
     """Return whether a key has a value in the records below `ends`, {partition: offset}.
 
     A record that a cleaning removed has a later one, perhaps at or above its end. That one does not
     count: a table that has reached `ends` gets it later. Raises CorruptBatchError and StorageError.
     """
-    for number, _ in engine.describe(topic).present():
+    for number, _ in log.describe(topic).present():
         end = ends.get(str(number), 0)
-        with engine.snapshot(topic, number, whole=True) as snapshot:
+        with log.snapshot(topic, number, whole=True) as snapshot:
             state = snapshot.state
             limit = state.last_stable_offset if read_committed else state.high_watermark
             if _has_live_keys(snapshot, min(end, limit), read_committed):

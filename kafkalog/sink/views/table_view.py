@@ -32,9 +32,8 @@ from kafkalog.sink.views.generations import Generations
 from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.log_store import LogStore, opened_for_spark, spark_path
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
 if TYPE_CHECKING:
@@ -105,9 +104,7 @@ class KTableView:
         name: str | None = None,
         trigger: Mapping[str, Any] | None = None,
     ) -> None:
-        given = fspath(path)
-        is_address = given.lower().startswith(("/", "file:"))
-        self.path = given if is_address else str(Path(given).absolute())
+        self.path = spark_path(path)
         self.topic = topic
         self.target = target
         self.options = {key: str(value) for key, value in (options or {}).items()}
@@ -131,7 +128,7 @@ class KTableView:
                 f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
                 "itself; leave them out"
             )
-        target.bad_records = target.bad_records.beside(self.path, topic)
+        target.bad_records = target.bad_records.beside(self.path, topic, self.options)
         self._topic_state()
 
     def start(self, *, rebuild: bool = False) -> StreamingQuery:
@@ -255,11 +252,11 @@ class KTableView:
         return query_id, position
 
     def _topic_state(self) -> TopicState:
-        with self._engine() as engine:
-            return engine.describe(self.topic)
+        with self._log() as log:
+            return log.describe(self.topic)
 
-    def _engine(self) -> Engine:
-        return Engine(log_directories({"path": self.path}), read_only=True, create=False)
+    def _log(self) -> LogStore:
+        return opened_for_spark({**self.options, "path": self.path})
 
     def _end(self, state: PartitionState) -> int:
         return state.high_watermark if self._reads_uncommitted else state.last_stable_offset
@@ -271,10 +268,8 @@ class KTableView:
 
     def _has_live_keys(self, position: Position) -> bool:
         ends = position.end_offsets.get(self.topic, {})
-        with self._engine() as engine:
-            return has_live_keys(
-                engine, self.topic, ends, read_committed=not self._reads_uncommitted
-            )
+        with self._log() as log:
+            return has_live_keys(log, self.topic, ends, read_committed=not self._reads_uncommitted)
 
     @property
     def _has_ended(self) -> bool:

@@ -49,9 +49,10 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints, config
 from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.segment import segments
-from kafkalog.storage_engine.writing.transaction import Transaction, new_topic_id
+from kafkalog.storage_engine.writing.transaction import Transaction
 
 _NO_POLICY = {"cleanup.policy": ""}
 _READ_AS_FOUND = (layout.PARTITION_METADATA, layout.LEADER_EPOCH_CHECKPOINT)

@@ -40,7 +40,7 @@ from kafkalog.storage_engine.metadata.config import usable
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 
 _logger = logging.getLogger(__name__)
 
@@ -120,9 +120,9 @@ class BrokerDirectories:
         whole: bool = False,
         start: int | None = None,
         known_end: int = 0,
-    ) -> PartitionSnapshot:
+    ) -> DirectorySnapshot:
         """Open a snapshot of a partition, as `Store.snapshot` does; raises StorageError."""
-        from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+        from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         with self._guard:
             key = topic, partition

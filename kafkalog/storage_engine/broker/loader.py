@@ -33,6 +33,7 @@ from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
@@ -177,9 +178,10 @@ class _Loading:
         with files.closing(files.open_to_read(segment.log)) as fd:
             index = OffsetIndex(segment.index, segment.base_offset)
             # The batch of `wanted` may have the index entry, so begin below it.
-            position = locate(fd, segment.size, index, wanted - 1)
+            source = FileBytes(fd)
+            position = locate(source, segment.size, index, wanted - 1)
             following = segment.base_offset
-            for start, header in headers(fd, position, segment.size):
+            for start, header in headers(source, position, segment.size):
                 if header.known_first_offset >= wanted:
                     break
                 following = header.next_offset

@@ -12,7 +12,6 @@ Kafka: MetadataRecordSerde, ReplicationControlManager, ConfigurationControlManag
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from types import MappingProxyType
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
 
 _BYTE_BITS = 7
@@ -88,7 +88,8 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
 def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, bytes]]:
     """Yield (offset, path, position of its batch, value) of the records of a file."""
     with files.closing(files.open_to_read(path)) as fd:
-        scan = LogScanner(fd, path, METADATA, limit=os.fstat(fd).st_size)
+        source = FileBytes(fd)
+        scan = LogScanner(source, path, METADATA, limit=source.size())
         for found in scan:
             table = found.table
             if table.has_messages:

@@ -506,3 +506,76 @@ KEYS_MAGIC: Final = b"kl-keys\n"
 KEYS_VERSION: Final = 2
 KEYS_UNCHANGED: Final = 1
 """No record of the segment waits for a time or for the rest of the log: `unchanged_segments`."""
+
+# --- ours: a log in an object store --------------------------------------------------------------
+STORED_HEADER: Final = struct.Struct(
+    ">8s"  # magic: says which of the four it is
+    "I"  # format version: STORED_VERSION
+    "I"  # crc: CRC-32C of number, token and payload
+    "Q"  # number: of the commit
+    "16s"  # token: the log's id; of a commit its first bytes, then random ones of the writer
+)
+assert STORED_HEADER.size == 40
+STORED_TOKEN_ID: Final = 8  # bytes of the log's id with which each token begins
+STORED_CHECKED: Final = struct.Struct(">Q16s")  # number and token, as the checksum takes them
+STORED_LOG_MAGIC: Final = b"kafkalog"
+STORED_COMMIT_MAGIC: Final = b"klcommit"
+STORED_SNAPSHOT_MAGIC: Final = b"kl-state"
+STORED_BOUNDARY_MAGIC: Final = b"kl-bound"
+STORED_VERSION: Final = 1
+MIXED_TRAILER: Final = struct.Struct(
+    ">I"  # size: of the footer's payload, which ends where this begins
+    "I"  # crc: CRC-32C of the payload
+    "I"  # format version: MIXED_VERSION
+    "8s"  # magic: MIXED_MAGIC
+)
+MIXED_MAGIC: Final = b"kl-mixed"
+MIXED_VERSION: Final = 1
+STORED_MIXED: Final = ".mixed"
+STORED_LOG: Final = "kl-log"
+STORED_BOUNDARY: Final = "boundary"
+STORED_COMMITS: Final = "log"
+STORED_DATA: Final = "data"
+_STORED_LAST: Final = 10**20 - 1
+_STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
+_STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
+
+
+def stored_commit(number: int) -> str:
+    """Return the name of a commit in an object store; the newest is listed first."""
+    return f"{STORED_COMMITS}/{_STORED_LAST - number:020}.commit"
+
+
+def stored_snapshot(number: int) -> str:
+    """Return the name of a snapshot of the state after a commit."""
+    return f"{STORED_COMMITS}/{_STORED_LAST - number:020}.snapshot"
+
+
+def parse_stored_name(name: str) -> tuple[int, bool] | None:
+    """Return (number, is a snapshot) of an object of the commit log, or None."""
+    match = _STORED_NAME.fullmatch(name)
+    return None if match is None else (_STORED_LAST - int(match[1]), match[2] == "snapshot")
+
+
+def seen_by_stored(name: str) -> int:
+    """Return the number of the commit that the writer of a data object had seen.
+
+    Raises ValueError for another name.
+    """
+    match = _STORED_DATA_NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"{name!r} is no data object")
+    return int(match[1])
+
+
+def stored_data(seen: int, attempt: str, token: str, part: int) -> str:
+    """Return the name of a mixed object.
+
+    Args:
+        seen: The number of the commit that the writer of the object had seen.
+        attempt: The name of the attempt's staged file, without suffix.
+        token: Random, so that two attempts of one name share no object.
+        part: The object's number in the attempt.
+    """
+    tail = f"-{part}" if part else ""
+    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{STORED_MIXED}"

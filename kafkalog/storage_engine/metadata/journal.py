@@ -42,8 +42,8 @@ from kafkalog.errors import (
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, host
 from kafkalog.storage_engine.metadata.state import State, merge_change
+from kafkalog.storage_engine.metadata.writer import WRITER_RETENTION_MS
 
-WRITER_RETENTION_MS = 30 * 24 * 60 * 60 * 1000
 _READ_TRIES = 200
 _READ_PAUSE_S = 0.001
 _PIECE_SIZE = 256 << 10

@@ -5,6 +5,7 @@ Kafka: Topic.validate, ReplicationControlManager.createTopics.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -39,3 +40,11 @@ class NewTopic:
                 f"found {self.partitions}"
             )
         TopicConfig.parse(self.config)
+
+
+def new_topic_id() -> str:
+    """Draw a topic id in Kafka's form: 22 characters, never beginning with `-`."""
+    while True:
+        text = layout.topic_id_text(uuid.uuid4().bytes)
+        if not text.startswith("-"):
+            return text

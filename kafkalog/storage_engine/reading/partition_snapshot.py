@@ -1,55 +1,26 @@
-"""A snapshot of a partition, through which readers, the cleaner and tables read a log.
+"""A snapshot of a partition: what readers, the cleaner and tables read a log through.
 
-A snapshot keeps its `.log` files open. A later roll, swap or deletion therefore does not affect it.
-It holds no lock: the segments lock is shared only while files are listed and opened.
+A snapshot has the partition's state, and its segments. A `DirectorySnapshot` has them in files, an
+`ObjectSnapshot` in the objects of a store.
 
-Invariants:
-
-- A snapshot returns no batch at or above the state's high watermark, and reads no byte of the
-  active segment after `active_size`. Bytes there are garbage, or belong to a commit in flight.
-- The checksums of all returned batches were compared, and their offsets rise. A log of ours has no
-  gap that is not listed (`gaps`), within segments and between them.
-- Indexes only choose the start of a scan (`segments.locate`). They are opened by name on demand, so
-  an index may be missing or newer than the open log. The scan is then longer.
-
-Gaps are normal: the cleaner removes records, batches, and all batches of a segment. It lists the
-gaps between batches, and a snapshot opens the list with its segments.
-
-The number of descriptors is bounded. A snapshot of very many segments opens a *window* of them, and
-lists the directory again at its end. The next window is newer but yields the same records as far as
-they are still needed, so a changelog reader sees no difference. A reader that needs exactly one
-state, to find the latest record of a key, opens the snapshot `whole`. The cleaner, which alone
-replaces segments, opens them one by one (`held`).
-
-A reader must finish a window within `delete.retention.ms` (a day by default) after opening it, as
-in Kafka. The cleaner removes aborted data at once, and the marker only that much later. A slower
-reader still has the data in its open files, but may not find the marker in the later window. It
-then judges the data by the producer's next marker, or takes it as not aborted. A slower reader
-needs a larger `delete.retention.ms`, as for tombstones.
+A snapshot returns no batch at or above the state's high watermark. The checksums of all returned
+batches were compared, and their offsets rise.
 
 Kafka: UnifiedLog.read, LogSegment.read, FileRecords, without the fetch sizes.
 """
 
 from __future__ import annotations
 
-import contextlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.segment.listing import Listing
-from kafkalog.storage_engine.segment.offset_chain import GapLists
 from kafkalog.storage_engine.segment.open_segment import Chunk, OpenSegment
-from kafkalog.storage_engine.segment.segments import SegmentFiles, bases_below
-from kafkalog.storage_engine.transactions.transaction_index import (
-    AbortedTransaction,
-    IndexedTransactions,
-)
-from kafkalog.storage_engine.transactions.transaction_markers import log_identity
+from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
+from kafkalog.storage_engine.transactions.transaction_markers import LogIdentity
 from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
 
 if TYPE_CHECKING:
@@ -57,137 +28,23 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
-__all__ = ["Chunk", "PartitionSnapshot", "open_snapshot"]
+__all__ = ["Chunk", "PartitionSnapshot"]
 
 CHUNK_SIZE = 1 << 20
 READ_SIZE = 2 << 20
 """Chunk size in bytes for reading records, like a run (`RUN_SIZE`) elsewhere."""
-WINDOW = 128
-"""Segments that a snapshot opens at once, unless it is opened whole."""
 
 
-class _Window:
-    def __init__(
-        self,
-        directory: Path,
-        state: PartitionState,
-        segments: list[SegmentFiles],
-        offset: int,
-        size: int | None,
-    ) -> None:
-        """Open `size` segments (None: all), beginning with the one that may hold `offset`."""
-        bases = [segment.base_offset for segment in segments]
-        first = 0 if size is None else max(0, bisect_right(bases, offset) - 1)
-        last = len(bases) if size is None else min(first + size, len(bases))
-        self.is_first = first == 0
-        self.following = bases[last] if last < len(bases) else None
-        """Base offset of the segment after the window, or None."""
-        self.bases = bases[first:last]
-        self.segments: list[OpenSegment] = []
-        self.gaps = None if state.listed_from == layout.INT64_MAX else GapLists(directory)
-        try:
-            for place in range(first, last):
-                self.segments.append(_opened(state, segments, place, self.gaps))
-        except BaseException:
-            self.close()
-            raise
-
-    def covers(self, offset: int) -> bool:
-        """Return whether the window has the segment that may hold `offset`, if one exists."""
-        if self.following is not None and offset >= self.following:
-            return False
-        return self.is_first or offset >= self.bases[0]
-
-    def close(self) -> None:
-        for segment in self.segments:
-            segment.close()
-        if self.gaps is not None:
-            self.gaps.close()
-
-
-def _opened(
-    state: PartitionState, segments: Sequence[SegmentFiles], place: int, gaps: GapLists | None
-) -> OpenSegment:
-    segment = segments[place]
-    is_last = place + 1 == len(segments)
-    is_active = segment.base_offset == state.active_base
-    return OpenSegment(
-        segment,
-        end_offset=layout.INT64_MAX if is_last else segments[place + 1].base_offset,
-        committed=state.active_size if is_active else None,
-        high_watermark=state.high_watermark,
-        gaps=gaps,
-        listed_from=state.listed_from,
-    )
-
-
-def _committed(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:
-    """Omit segments that a commit in flight, or a dead one, created."""
-    return [segment for segment in segments if segment.base_offset <= state.active_base]
-
-
-def _check_present(
-    directory: Path, segments: Sequence[SegmentFiles], state: PartitionState, start: int, end: int
-) -> None:
-    """Raise StorageError if [start, end) needs the first or active segment and it is missing."""
-    first = segments[0].base_offset if segments else state.high_watermark
-    last = segments[-1].base_offset if segments else -1
-    if max(start, state.log_start_offset) < min(end, first):
-        raise _missing(directory, max(start, state.log_start_offset))
-    if state.active_size and last != state.active_base and end > state.active_base:
-        raise _missing(directory, state.active_base)
-
-
-def _missing(directory: Path, offset: int) -> StorageError:
-    return StorageError(
-        f"{directory}: the segment of offset {offset} is missing; committed records are lost"
-    )
-
-
-class PartitionSnapshot:
+class PartitionSnapshot(ABC):
     """A snapshot of a partition; see the module. Close it, or use it as a context manager.
 
-    `state` is the partition's; `segments` has all its segments, open or not. Thread-safe; iterators
-    must end before the snapshot is closed.
+    `state` is the partition's. Thread-safe; iterators must end before the snapshot is closed.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        topic: str,
-        partition: int,
-        state: PartitionState,
-        segments: list[SegmentFiles],
-        *,
-        load_state: Callable[[], PartitionState] | None = None,
-        start: int | None = None,
-        held: bool = False,
-        listing: Listing,
-        aborted: Sequence[AbortedTransaction] | None = None,
-    ) -> None:
-        """Open the segments; the caller holds the segments lock, shared or exclusive.
-
-        `aborted` has the aborted transactions if the `.txnindex` files are unreliable. With
-        `load_state`, open a window that begins at offset `start` (default: the log start); the
-        function returns later states, under the lock. With `held` too, open no segment yet; see
-        `open_snapshot`. Raises StorageError, and FileNotFoundError if a listed file is gone.
-        """
-        self.directory = directory
+    def __init__(self, topic: str, partition: int, state: PartitionState) -> None:
         self.topic = topic
         self.partition = partition
         self.state = state
-        self.segments = _committed(segments, state)
-        self._load_state = load_state
-        self._held = held
-        self._listing = listing
-        self._known_aborted = aborted
-        self._window = _Window(
-            directory,
-            state,
-            [] if held else self.segments,
-            state.log_start_offset if start is None else start,
-            WINDOW if load_state else None,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -195,13 +52,32 @@ class PartitionSnapshot:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if hasattr(self, "_window"):
-            self.close()
-
+    @abstractmethod
     def close(self) -> None:
-        """Close all files."""
-        self._window.close()
+        """Let go of all that is open."""
+
+    @abstractmethod
+    def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield the segments that may hold offsets of [start, end), ascending.
+
+        Raises OffsetOutOfRangeError above the high watermark, StorageError for a missing segment.
+        """
+
+    @abstractmethod
+    def whole_segments(self) -> Sequence[OpenSegment]:
+        """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
+
+    @abstractmethod
+    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
+        """Return what is known of aborted transactions, for consecutive reads that share it."""
+
+    def largest_timestamp(self, start: int, end: int) -> int:
+        """Return a time (ms) that a record of [start, end) has, if one is known unread; or -1."""
+        return layout.NO_TIMESTAMP
+
+    def log_identity(self) -> LogIdentity | None:
+        """Return the identity by which later reads know the log; None without one."""
+        return None
 
     def read(
         self,
@@ -253,22 +129,8 @@ class PartitionSnapshot:
         return TransactionOutcomes(
             lambda offset: self.chunks(offset, self.state.high_watermark),
             index or self.indexed_transactions(),
-            lambda: log_identity(self.directory, self.state, self.segments),
+            self.log_identity,
         )
-
-    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
-        """Return the entries of the `.txnindex` files, for consecutive reads that share them."""
-        end, known = self.state.high_watermark, self._known_aborted
-        listed = self._transaction_indexes
-        return IndexedTransactions(listed, end_offset=end, known=known, kept_max=kept_max)
-
-    def _transaction_indexes(self) -> list[tuple[int, Path]]:
-        """Return (base offset, path) of the transaction indexes, even without a `.log` file."""
-        paths = {segment.base_offset: segment.transaction_index for segment in self.segments}
-        for base_offset in bases_below(self.directory, layout.INT64_MAX):
-            path = self.directory / layout.segment_file(base_offset, layout.TRANSACTION_INDEX)
-            paths.setdefault(base_offset, path)
-        return sorted(paths.items())
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:
         """Yield every batch with last_offset >= start and base_offset < end, even control batches.
@@ -277,139 +139,16 @@ class PartitionSnapshot:
         `chunk_size` (bytes) only for a single larger batch. Raises like `read`.
         """
         offset = start
-        for segment in self.open_segments(start, end):
+        for segment in self._segments_to_read(start, end):
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
 
-    def position_of(self, offset: int) -> tuple[SegmentFiles, int] | None:
-        """Return the segment and position of the first batch with last_offset >= `offset`.
-
-        Returns None if no such batch is below the high watermark. Compares no checksums, except of
-        a compressed message v0 or v1.
-        """
-        end = self.state.high_watermark
-        for segment in self.open_segments(offset, end):
-            for position, header in segment.batches_from(offset):
-                if segment.base_offset_of(position, header) >= end:
-                    return None
-                return segment.files, position
-        return None
-
-    def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
-        """Yield the segments that may hold offsets of [start, end), window by window."""
-        if end > self.state.high_watermark:
-            raise self._out_of_range(end, self.state)
-        _check_present(self.directory, self.segments, self.state, start, end)
-        if self._held:
-            yield from self._held_segments(start, end)
-            return
-        offset: int | None = start
-        while offset is not None and offset < end:
-            with self._window_at(offset) as window:
-                for segment in window.segments[max(0, bisect_right(window.bases, offset) - 1) :]:
-                    if segment.files.base_offset >= end:
-                        return
-                    yield segment
-                offset = window.following
-
-    def _held_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
-        """Yield the segments that may hold offsets of [start, end), with one open at a time."""
-        assert self._load_state is not None
-        first = bisect_right(self.segments, start, key=lambda segment: segment.base_offset) - 1
-        for place in range(max(0, first), len(self.segments)):
-            base_offset = self.segments[place].base_offset
-            if base_offset >= end:
-                return
-            try:
-                segment = _opened(self.state, self.segments, place, self._window.gaps)
-            except FileNotFoundError:
-                following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
-                if following and self._load_state().log_start_offset >= following[0]:
-                    continue  # retention deleted it, and the log start has passed its records
-                raise _missing(self.directory, base_offset) from None
-            with contextlib.closing(segment):
-                yield segment
-
-    def whole_segments(self) -> Sequence[OpenSegment]:
-        """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
-        _check_present(
-            self.directory,
-            self.segments,
-            self.state,
-            self.state.log_start_offset,
-            self.state.high_watermark,
-        )
-        return self._window.segments
-
-    @contextlib.contextmanager
-    def _window_at(self, offset: int) -> Iterator[_Window]:
-        load_state = self._load_state
-        if load_state is None or self._window.covers(offset):
-            yield self._window
-            return
-
-        def reopen(state: PartitionState, listed: list[SegmentFiles]) -> _Window:
-            if offset < state.log_start_offset and (
-                not listed or listed[0].base_offset > max(offset, self.state.log_start_offset)
-            ):
-                # Deleted since the snapshot was opened: an error is better than a silent gap.
-                raise self._out_of_range(offset, state)
-            committed = _committed(listed, state)
-            _check_present(self.directory, committed, state, offset, state.high_watermark)
-            return _Window(self.directory, state, committed, offset, WINDOW)
-
-        window = self._listing.open_listed(load_state, reopen)
-        try:
-            yield window
-        finally:
-            window.close()
+    def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield what `open_segments` yields to a caller that reads all of it."""
+        return self.open_segments(start, end)
 
     def _out_of_range(self, offset: int, state: PartitionState) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
             self.topic, self.partition, offset, state.log_start_offset, state.high_watermark
         )
-
-
-# --- opening -------------------------------------------------------------------------------------
-
-
-def open_snapshot(
-    directory: Path,
-    topic: str,
-    partition: int,
-    load_state: Callable[[], PartitionState],
-    *,
-    whole: bool = False,
-    held: bool = False,
-    start: int | None = None,
-    locked: bool = True,
-    load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
-) -> PartitionSnapshot:
-    """Open a partition as it is now: its state, listing and files, all of the same time.
-
-    `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
-    calls it again for each further window. `whole` opens all segments. `held` opens each by name
-    when the read gets there. It is for the holder of the cleaner lock, who alone replaces segments
-    and no longer reads the replaced ones. `start` is the offset of the first read, if known.
-    `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
-    the aborted transactions for the last loaded state (None: read the `.txnindex` files).
-    """
-
-    def opened(state: PartitionState, listed: list[SegmentFiles]) -> PartitionSnapshot:
-        later = load_state if held or (len(listed) > WINDOW and not whole) else None
-        return PartitionSnapshot(
-            directory,
-            topic,
-            partition,
-            state,
-            listed,
-            load_state=later,
-            start=start,
-            held=held,
-            listing=listing,
-            aborted=None if load_aborted is None else load_aborted(),
-        )
-
-    listing = Listing(directory, locked=locked)
-    return listing.open_listed(load_state, opened)

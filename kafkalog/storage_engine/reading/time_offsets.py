@@ -17,17 +17,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.format import layout, leader_epochs
-from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kafkalog.storage_engine.format.batch import BatchHeader
+    from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
-    from kafkalog.storage_engine.store import Store
 
 LATEST: Final = -1
 """The offset of the next visible record."""
@@ -69,15 +66,14 @@ def end_offset(state: PartitionState, isolation_level: str) -> int:
 
 
 def offset_for_time(
-    store: Store, topic: str, partition: int, timestamp: int, isolation_level: str
+    store: LogStore, topic: str, partition: int, timestamp: int, isolation_level: str
 ) -> TimeOffset | None:
     """Return the offset for a time in one partition; see `Engine.offset_for_time`."""
     state = store.describe(topic).partitions[partition]
     end = end_offset(state, isolation_level)
     if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):
         offset = end if timestamp == LATEST else state.log_start_offset
-        directory = store.partition_directory(topic, partition)
-        return TimeOffset(offset, leader_epoch=_epoch_at(directory, state, offset))
+        return TimeOffset(offset, leader_epoch=store.leader_epoch_at(topic, partition, offset))
     if timestamp == LATEST_TIERED:
         return None
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
@@ -89,13 +85,6 @@ def offset_for_time(
         found = latest(snapshot) if timestamp == MAX_TIMESTAMP else first_since(snapshot, timestamp)
         end = end_offset(snapshot.state, isolation_level)
         return found if found is not None and found.offset < end else None
-
-
-def _epoch_at(directory: Path, state: PartitionState, offset: int) -> int:
-    """Return the leader epoch of an existing or future offset, or -1."""
-    found = checkpoints.read_leader_epochs(directory)
-    epochs = leader_epochs.committed(found, state.high_watermark)
-    return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
 
 def first_since(snapshot: PartitionSnapshot, timestamp: int) -> TimeOffset | None:
@@ -122,9 +111,11 @@ def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
     Returns None if no record of [log start, high watermark) has a timestamp.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+    known = snapshot.largest_timestamp(start, end)
     best: TimeOffset | None = None
     for segment in snapshot.open_segments(start, end):
-        best = _latest_of(segment, start, end, best)
+        if segment.largest_timestamp >= known:  # another one has a younger record
+            best = _latest_of(segment, start, end, best)
     return best
 
 
@@ -133,6 +124,8 @@ def _latest_of(
 ) -> TimeOffset | None:
     """Return the latest record of a segment if it is newer than `best`, else `best`."""
     floor = layout.NO_TIMESTAMP if best is None else best.timestamp
+    if segment.largest_timestamp <= floor:
+        return best
     ceiling = layout.NO_TIMESTAMP  # the maximum of the batches before the first examined one
     top: tuple[int, BatchHeader] | None = None
     for count, (position, header) in enumerate(segment.batches_since_largest()):

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from kafkalog.storage_engine.format.batch import read_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records import messages, records
 from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 
 CHUNK_SIZE: Final = 1 << 20
 LARGE_SIZE: Final = 16 << 20
@@ -110,7 +110,7 @@ class ScannedBatches:
 
     buffer: bytes
     table: BatchTable
-    path: Path
+    path: Path | str
     file_position: int
     is_valid: npt.NDArray[np.bool_]
 
@@ -157,8 +157,8 @@ class LogScanner:
 
     def __init__(
         self,
-        fd: int,
-        path: Path,
+        source: ByteSource,
+        path: Path | str,
         policy: FaultPolicy,
         *,
         limit: int,
@@ -170,7 +170,7 @@ class LogScanner:
         """Begin at a batch.
 
         Args:
-            fd: The open file.
+            source: The bytes of the file.
             path: Its name, for errors.
             policy: What becomes of faults.
             limit: The byte at which the log ends.
@@ -185,7 +185,7 @@ class LogScanner:
         self.next_offset = self._before = next_offset
         self.fault: CorruptBatchError | None = None
         self.kind: FaultKind | None = None
-        self._fd = fd
+        self._source = source
         self._policy = policy
         size = CHUNK_SIZE if chunk_size is None else chunk_size
         self._chunk_size = max(size, layout.BATCH_OVERHEAD)
@@ -207,9 +207,10 @@ class LogScanner:
         Raises FileNotFoundError, and StorageError when it cannot be opened or read.
         """
         with files.closing(files.open_listed(path)) as fd:
-            size = os.fstat(fd).st_size
+            source = FileBytes(fd)
+            size = source.size()
             scan = cls(
-                fd,
+                source,
                 path,
                 policy,
                 limit=size if limit is None else min(limit, size),
@@ -234,7 +235,7 @@ class LogScanner:
         wish = self._chunk_size
         while self.position < self.limit and self.fault is None:
             asked = min(wish, self.limit - self.position)
-            buffer = files.read_at(self._fd, asked, self.position)
+            buffer = self._source.read_at(asked, self.position)
             table, _, reason = records.scan_batches(buffer, previous=self.next_offset - 1)
             found: ScannedBatches | None
             if len(table):
@@ -287,7 +288,7 @@ class LogScanner:
             return
         position = self.position
         while position < self.limit:
-            piece = files.read_at(self._fd, min(CHUNK_SIZE, self.limit - position), position)
+            piece = self._source.read_at(min(CHUNK_SIZE, self.limit - position), position)
             if not piece or piece.count(0) != len(piece):
                 return
             position += len(piece)
@@ -314,7 +315,7 @@ class LogScanner:
         return None
 
     def _meet_end(self) -> None:
-        size = os.fstat(self._fd).st_size
+        size = self._source.size()
         found = f"the end of the file at byte {size}, {self.limit} bytes were expected"
         self._meet(FaultKind.SHORT, found)
 
@@ -382,7 +383,7 @@ class LogScanner:
         if header is None:
             self._meet(FaultKind.FRAME, f"{size} bytes whose last offset has more than 64 bits")
             return None
-        if os.fstat(self._fd).st_size < self.position + size:
+        if self._source.size() < self.position + size:
             self._meet_end()
             return None
         table = BatchTable.of_headers([(0, header)])
@@ -391,7 +392,7 @@ class LogScanner:
         found = self._checked(buffer, table)
         if self._needs_records and len(found.table):
             is_valid = found.is_valid[0]
-            whole = files.read_at(self._fd, size, self.position) if is_valid else b""
+            whole = self._source.read_at(size, self.position) if is_valid else b""
             found = replace(found, buffer=whole)
         return found
 
@@ -402,7 +403,7 @@ class LogScanner:
         position, end = self.position + start, self.position + int(table.sizes[0])
         value, wanted = 0, int(table.crcs[0])
         while position < end:
-            piece = files.read_at(self._fd, min(CHUNK_SIZE, end - position), position)
+            piece = self._source.read_at(min(CHUNK_SIZE, end - position), position)
             if not piece:
                 break  # somebody has truncated the file: the checksum is wrong
             value = crc32c(piece, value) if is_batch else zlib.crc32(piece, value)

@@ -1,8 +1,9 @@
 """One segment that is open for reading: its batches in chunks, its headers, its times.
 
-The reader checks here what it reads. It compares a chunk's checksums. Offsets must rise from batch
-to batch, and stay below the next segment's base: the checksum does not cover where a batch's
-offsets begin. In a log of ours every gap between them must be listed (`offset_chain`).
+Its bytes come from a `ByteSource`. The reader checks here what it reads. It compares a chunk's
+checksums. Offsets must rise from batch to batch, and stay below the next segment's base: the
+checksum does not cover where a batch's offsets begin. In a log of ours every gap between them must
+be listed (`offset_chain`).
 
 Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 """
@@ -10,8 +11,7 @@ Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,22 +19,16 @@ from typing import TYPE_CHECKING
 from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
-from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    header_at,
-    headers,
-    locate,
-    locate_time,
-)
+from kafkalog.storage_engine.segment.byte_source import ByteSource
+from kafkalog.storage_engine.segment.segments import header_at, headers, locate, locate_time
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
-    from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
+    from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+    from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
 RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
@@ -47,14 +41,14 @@ class Chunk:
     """Some consecutive whole batches of one segment, their checksums compared.
 
     Positions in `table` count from the start of `buffer`, which lies at byte `file_position` of
-    `path`. Batches may begin below `start` or end at or above `end`: only records in
+    the log `path`. Batches may begin below `start` or end at or above `end`: only records in
     [start, end) belong to the chunk. The first offset of a wrapper (a compressed message v0 or v1)
     is unknown, so the last batch may even have none of them.
     """
 
     buffer: bytes
     table: BatchTable
-    path: Path
+    path: Path | str
     file_position: int
     segment_base: int
     start: int
@@ -90,46 +84,56 @@ class Chunk:
 
 
 class OpenSegment:
-    """A segment whose `.log` file is open; `close` it.
+    """A segment whose log is open; `close` it.
 
     `limit` is the byte its log ends at, `end_offset` the base offset of the next segment.
     """
 
     def __init__(
         self,
-        segment: SegmentFiles,
+        source: ByteSource,
+        log: Path | str,
+        base_offset: int,
         *,
         end_offset: int,
-        committed: int | None,
+        committed: int | None = None,
         high_watermark: int = layout.INT64_MAX,
-        gaps: GapLists | None = None,
-        listed_from: int = 0,
+        begin_chain: Callable[[int, int | None, int | None], OffsetChain] | None = None,
+        indexes: tuple[OffsetIndex, TimeIndex] | None = None,
+        largest_timestamp: int = layout.INT64_MAX,
     ) -> None:
-        """Open the file, to be read to its end or to `committed` bytes.
+        """Read a source to its end, or to `committed` bytes; fewer are read as far as they go.
 
-        No batch in these bytes begins at or above `high_watermark`. With `gaps`, batches from
-        `listed_from` on have no other gaps.
+        No batch in these bytes begins at or above `high_watermark`.
 
-        Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
-        fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
+        Args:
+            source: The bytes.
+            log: The name of the log, for errors.
+            base_offset: The lowest offset that its first batch may have.
+            end_offset: The base offset of the next segment.
+            committed: The bytes that are committed, if the log may have more.
+            high_watermark: Where the log ends.
+            begin_chain: Begins a chain of batches whose gaps are listed: takes the base offset, the
+                size unless the segment is the active one, and the next offset if it is known.
+            indexes: Hints for lookups; without them a lookup begins at the first batch.
+            largest_timestamp: No record is younger, in ms.
         """
-        self.files = segment
+        self.log = log
+        self.base_offset = base_offset
+        self.end_offset = end_offset
+        self.largest_timestamp = largest_timestamp
         self._committed = committed
         self._high_watermark = layout.INT64_MAX if committed is None else high_watermark
-        self.end_offset = end_offset
         self._following = min(end_offset, high_watermark)
         """Where the next segment begins, or the log ends."""
-        self._gaps = gaps
-        self._listed_from = listed_from
-        self._fd = files.open_listed(segment.log, ", or clean the topic first")
-        size = os.fstat(self._fd).st_size
+        self._begin_chain = begin_chain
+        self._indexes = indexes
+        self._source = source
+        size = source.size()
         self.limit = size if committed is None else min(size, committed)
 
     def close(self) -> None:
-        """Close the file; whoever still reads meets a closed descriptor, not another file's."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Let go of the bytes."""
 
     def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
         """Yield the batches that reach into [start, end), `size` bytes at a time.
@@ -140,12 +144,12 @@ class OpenSegment:
         from kafkalog.storage_engine.records import messages, records
         from kafkalog.storage_engine.segment.log_scanner import FRAMES, FaultKind, LogScanner
 
-        path, base = self.files.log, self.files.base_offset
+        path, base = self.log, self.base_offset
         position = self._locate(start) if start > base else 0
         previous = base - 1
         chain = self._chain(position)
         scan = LogScanner(
-            self._fd,
+            self._source,
             path,
             FRAMES,
             limit=self.limit,
@@ -179,19 +183,9 @@ class OpenSegment:
             self._check_whole()
             self._check_end(chain)
 
-    @property
-    def is_live(self) -> bool:
-        """Whether the open file still is the one of its name: asked under the segments lock."""
-        try:
-            named = os.stat(self.files.log)
-        except OSError:
-            return False
-        held = os.fstat(self._fd)
-        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
-
     def header_at(self, position: int) -> BatchHeader | None:
         """Return the header of the whole batch at a position, unchecked; None if none is there."""
-        return header_at(self._fd, position, self.limit)
+        return header_at(self._source, position, self.limit)
 
     def batch_at(self, position: int) -> Chunk | None:
         """Return the batch v2 at a position, its checksum compared; None if none is there.
@@ -203,7 +197,7 @@ class OpenSegment:
         if header is None or header.magic != layout.MAGIC:
             return None
         buffer, table = self._check(position, position + header.size)
-        path, base = self.files.log, self.files.base_offset
+        path, base = self.log, self.base_offset
         if not base <= header.base_offset <= header.last_offset < self._following:
             expected = f"offsets of [{base}, {self._following})"
             found = f"{header.base_offset} to {header.last_offset}"
@@ -225,8 +219,9 @@ class OpenSegment:
         wrote, whatever those of the records in it are. The checksums of what is passed over are
         compared, lest a damaged time hide records. Raises CorruptBatchError, StorageError.
         """
-        start = locate_time(self._fd, self.limit, self.files, timestamp)
-        passed = start
+        if self.largest_timestamp < timestamp:
+            return
+        start = passed = self._locate_time(timestamp)
         for position, header in self._headers(start):
             end = position + header.size
             is_wrapper = header.magic != layout.MAGIC and header.codec != layout.CODEC_NONE
@@ -246,7 +241,7 @@ class OpenSegment:
 
         If that entry is true, none before has a larger timestamp than the first one yielded.
         """
-        yield from self._headers(locate_time(self._fd, self.limit, self.files, layout.INT64_MAX))
+        yield from self._headers(self._locate_time(layout.INT64_MAX))
 
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
@@ -285,7 +280,7 @@ class OpenSegment:
         from kafkalog.storage_engine.records import records
 
         buffer, table = self._check(position, position + header.size)
-        return records.index_records(buffer, table, path=self.files.log, file_position=position)
+        return records.index_records(buffer, table, path=self.log, file_position=position)
 
     def _check(self, position: int, end: int) -> tuple[bytes, BatchTable]:
         """Read the whole batches of some bytes, their checksums compared."""
@@ -293,62 +288,67 @@ class OpenSegment:
 
         buffer = self._read(end - position, position)
         table, _, _ = records.scan_batches(buffer)
-        records.check_crcs(buffer, table, path=self.files.log, file_position=position)
+        records.check_crcs(buffer, table, path=self.log, file_position=position)
         return buffer, table
 
     def _locate(self, offset: int) -> int:
-        index = OffsetIndex(self.files.index, self.files.base_offset)
-        return locate(self._fd, self.limit, index, offset)
+        if self._indexes is None:
+            return 0
+        return locate(self._source, self.limit, self._indexes[0], offset)
+
+    def _locate_time(self, timestamp: int) -> int:
+        if self._indexes is None:
+            return 0
+        return locate_time(self._source, self.limit, *self._indexes, timestamp)
 
     def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         chain = self._chain(position)
-        for place, header in headers(self._fd, position, self.limit):
+        for place, header in headers(self._source, position, self.limit):
             if chain is not None and header.magic != layout.MAGIC:
                 chain.next_offset = header.last_offset + 1  # a broker's: nothing lists its gaps
             elif chain is not None and not chain.follows(header.base_offset, header.last_offset):
                 assert chain.next_offset is not None
                 expected = f"a batch from offset {chain.expected_after(chain.next_offset)} on"
                 found = f"a batch of the offsets {header.base_offset} to {header.last_offset}"
-                raise CorruptBatchError(self.files.log, place, expected, found)
+                raise CorruptBatchError(self.log, place, expected, found)
             yield place, header
             position = place + header.size
         self._check_whole()
         if position < self.limit:
             expected, found = "a whole record batch", f"{self.limit - position} other bytes"
-            raise CorruptBatchError(self.files.log, position, expected, found)
+            raise CorruptBatchError(self.log, position, expected, found)
         self._check_end(chain)
 
     def _check_whole(self) -> None:
         """Raise StorageError if the file ends before what is committed of it."""
         if self._committed is not None and self.limit < self._committed:
             raise StorageError(
-                f"{self.files.log}: {self._committed} bytes are committed, but the file has "
+                f"{self.log}: {self._committed} bytes are committed, but the file has "
                 f"{self.limit}; committed records are lost"
             )
 
     def _read(self, size: int, position: int) -> bytes:
-        buffer = files.read_at(self._fd, size, position)
+        buffer = self._source.read_at(size, position)
         if len(buffer) < size:
             raise self._short()
         return buffer
 
     def _short(self) -> StorageError:
         """Return the error of a file that somebody has truncated since it was opened."""
-        size = os.fstat(self._fd).st_size
+        size = self._source.size()
         return StorageError(
-            f"{self.files.log}: ends at byte {size} while it is read, "
+            f"{self.log}: ends at byte {size} while it is read, "
             f"but {self.limit} bytes are committed"
         )
 
     def _chain(self, position: int) -> OffsetChain | None:
         """Begin a chain of the batches from a position on; None where gaps are not listed."""
-        if self._gaps is None:
+        if self._begin_chain is None:
             return None
-        return self._gaps.chain(
-            self.files.base_offset,
+        return self._begin_chain(
+            self.base_offset,
             self.limit if self._committed is None else None,
-            next_offset=None if position else self.files.base_offset,
-            listed_from=self._listed_from,
+            None if position else self.base_offset,
         )
 
     def _check_end(self, chain: OffsetChain | None) -> None:
@@ -360,9 +360,7 @@ class OpenSegment:
             sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
             found = f"the end of a file that had {sizes} bytes, as {layout.GAPS} says"
         offset = chain.expected_after(chain.next_offset)
-        raise CorruptBatchError(
-            self.files.log, self.limit, f"a batch from offset {offset} on", found
-        )
+        raise CorruptBatchError(self.log, self.limit, f"a batch from offset {offset} on", found)
 
     def _in_order(
         self,
@@ -396,7 +394,7 @@ class OpenSegment:
         if believed and end <= lasts[believed - 1] + 1:
             return _slice(table, 0, believed)
         raise CorruptBatchError(
-            self.files.log,
+            self.log,
             file_position + int(table.positions[batch]),
             expected,
             f"a batch of the offsets {bases[batch]} to {lasts[batch]}",

@@ -29,6 +29,7 @@ from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers, read_header
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.offset_chain import GapLists
 
@@ -131,7 +132,7 @@ def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
             fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
         end = base
         with files.closing(files.open_to_read(segment.log)) as fd:
-            for position, header in headers(fd, 0, segment.size):
+            for position, header in headers(FileBytes(fd), 0, segment.size):
                 if not chain.follows(header.base_offset, header.last_offset):
                     expected = f"a batch from offset {chain.expected_after(end)} on"
                     found = f"one of the offsets {header.base_offset} to {header.last_offset}"
@@ -322,7 +323,7 @@ def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
 # --- find an offset ------------------------------------------------------------------------------
 
 
-def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
+def header_at(source: ByteSource, position: int, limit: int) -> BatchHeader | None:
     """Return the header of the whole batch at `position` of a `.log` file, or None.
 
     The log ends at byte `limit`. Does not compare the checksum. A message v0 or v1 counts as a
@@ -331,24 +332,24 @@ def header_at(fd: int, position: int, limit: int) -> BatchHeader | None:
     size = min(layout.BATCH_OVERHEAD, limit - position)
     if position < 0 or size <= 0:
         return None
-    data = files.read_at(fd, size, position)
+    data = source.read_at(size, position)
     if len(data) < size:
         return None
     header = read_header(data, 0, limit - position)
     return None if header is None or header.last_offset_delta < 0 else header
 
 
-def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
+def headers(source: ByteSource, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
     """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
 
     Stops early, like `batch.iterate_headers`, before bytes that are not a whole batch.
     """
-    while (header := header_at(fd, position, limit)) is not None:
+    while (header := header_at(source, position, limit)) is not None:
         if header.size > _SMALL_BATCH:
             yield position, header
             position += header.size
             continue
-        data = files.read_at(fd, min(_HEADERS_SIZE, limit - position), position)
+        data = source.read_at(min(_HEADERS_SIZE, limit - position), position)
         start = position
         for place, found in iterate_headers(data):
             yield start + place, found
@@ -357,29 +358,29 @@ def headers(fd: int, position: int, limit: int) -> Iterator[tuple[int, BatchHead
             return  # the file was truncated meanwhile
 
 
-def locate(fd: int, limit: int, index: OffsetIndex, offset: int) -> int:
+def locate(source: ByteSource, limit: int, index: OffsetIndex, offset: int) -> int:
     """Return the position of a batch such that all earlier batches lie wholly below `offset`.
 
     It comes from the closest index entry that its batch confirms, or is 0.
     """
     for last_offset, position in index.hints(offset):
-        header = header_at(fd, position, limit)
+        header = header_at(source, position, limit)
         if header is not None and header.last_offset == last_offset:
             return position
     return 0
 
 
-def locate_time(fd: int, limit: int, segment: SegmentFiles, timestamp: int) -> int:
+def locate_time(
+    source: ByteSource, limit: int, index: OffsetIndex, times: TimeIndex, timestamp: int
+) -> int:
     """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
 
     It comes from a time index entry that its batch confirms, or is 0.
     """
-    index = OffsetIndex(segment.index, segment.base_offset)
-    times = TimeIndex(segment.time_index, segment.base_offset)
     for tried, (largest, offset) in enumerate(times.hints(timestamp)):
         if tried == _TIME_HINTS:
             break
-        for position, header in headers(fd, locate(fd, limit, index, offset), limit):
+        for position, header in headers(source, locate(source, limit, index, offset), limit):
             if header.last_offset >= offset:
                 if header.base_offset <= offset and header.max_timestamp == largest:
                     return position
@@ -394,10 +395,11 @@ def next_offset(segment: SegmentFiles) -> int:
     after it, is damaged and does not count. Kafka: LogSegment.readNextOffset.
     """
     with files.closing(files.open_to_read(segment.log)) as fd:
-        limit = os.fstat(fd).st_size
+        source = FileBytes(fd)
+        limit = source.size()
         index = OffsetIndex(segment.index, segment.base_offset)
         before = following = segment.base_offset
-        for _, header in headers(fd, locate(fd, limit, index, layout.INT64_MAX), limit):
+        for _, header in headers(source, locate(source, limit, index, layout.INT64_MAX), limit):
             first = header.known_first_offset
             if header.last_offset < first or first < before:
                 continue  # below the others
@@ -416,9 +418,12 @@ def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     time counts too. Kafka: LogSegment.largestTimestamp.
     """
     with files.closing(files.open_to_read(segment.log)) as fd:
-        end = locate_time(fd, limit, segment, layout.INT64_MAX)
+        source = FileBytes(fd)
+        index = OffsetIndex(segment.index, segment.base_offset)
+        times = TimeIndex(segment.time_index, segment.base_offset)
+        end = locate_time(source, limit, index, times, layout.INT64_MAX)
         largest = layout.NO_TIMESTAMP
-        for position, header in headers(fd, end, limit):
+        for position, header in headers(source, end, limit):
             largest = max(largest, header.max_timestamp)
             end = position + header.size
         if end == limit and largest >= 0:

@@ -27,6 +27,7 @@ from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.records.tables import BatchTable
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.log_scanner import (
     RECOVER,
@@ -249,4 +250,4 @@ def _telling(table: BatchTable) -> npt.NDArray[np.int64]:
 def _position_of(segment: SegmentFiles, offset: int) -> int:
     with files.closing(files.open_to_read(segment.log)) as fd:
         index = OffsetIndex(segment.index, segment.base_offset)
-        return locate(fd, segment.size, index, offset)
+        return locate(FileBytes(fd), segment.size, index, offset)

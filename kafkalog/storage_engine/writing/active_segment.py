@@ -25,6 +25,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
@@ -165,8 +166,9 @@ class ActiveSegment:
         if not entry.first_offset < offset < end_offset:
             return False
         index = OffsetIndex(self._path(layout.INDEX), self.base_offset)
-        end = locate(self._log_fd, self.size, index, offset)
-        for position, header in headers(self._log_fd, end, self.size):
+        source = FileBytes(self._log_fd)
+        end = locate(source, self.size, index, offset)
+        for position, header in headers(source, end, self.size):
             end = position + header.size
             if header.last_offset < next_offset:
                 return True
@@ -284,7 +286,7 @@ class ActiveSegment:
 
     def _read_first_timestamp(self, otherwise: int) -> int:
         if self._first_timestamp is None:
-            header = header_at(self._log_fd, 0, self._written)
+            header = header_at(FileBytes(self._log_fd), 0, self._written)
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
 
@@ -292,7 +294,7 @@ class ActiveSegment:
         """Return the largest timestamp at opening, of the last time entry or a later batch."""
         largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
         start = self._index.indexed_position
-        for _, header in headers(self._log_fd, start, self._opened_size):
+        for _, header in headers(FileBytes(self._log_fd), start, self._opened_size):
             if header.max_timestamp > largest[0]:
                 largest = header.max_timestamp, header.last_offset
         return largest

@@ -1,7 +1,6 @@
 """The commit of what tasks have staged: `commit_staged` is all of it, step by step.
 
-A batch id equal to its writer's last is a retry, and is dropped. A lower one is refused, unless the
-writer is reset. A higher one is committed. Nothing here decodes data.
+`writer.is_new` says whether a batch is committed. Nothing here decodes data.
 """
 
 from __future__ import annotations
@@ -11,20 +10,17 @@ import itertools
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.metadata.journal import WRITER_RETENTION_MS
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
+from kafkalog.storage_engine.metadata.state import State
+from kafkalog.storage_engine.metadata.writer import Writer, is_new, writer_slug
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.store import Store
@@ -45,50 +41,6 @@ class CommitResult:
     offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
 
-def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
-    """Return a writer's last batch, if it is not forgotten.
-
-    It is forgotten if this clock and that of the log's last commit say so: one may be ahead.
-    """
-    known = state.writers.get(writer.name)
-    if known is None or known.time_ms < min(now_ms, state.time_ms) - WRITER_RETENTION_MS:
-        return None
-    return known
-
-
-def is_committed(state: State, writer: Writer, rows: int, now_ms: int) -> bool:
-    """Tell whether the batch is a retry; raises CommitConflictError when it is older than that."""
-    known = last_batch(state, writer, now_ms)
-    if known is None or writer.batch_id > known.batch_id:
-        return False
-    when = datetime.fromtimestamp(known.time_ms / 1000).astimezone()
-    if writer.batch_id < known.batch_id:
-        numbered_by, remedy = writer.kind
-        raise CommitConflictError(
-            f"this {numbered_by} is older than the log: committed {known.batch_id} at "
-            f"{when:%H:%M}, got {writer.batch_id} (writer {writer.id}, target {writer.target}, "
-            f"committed at {when:%Y-%m-%d %H:%M:%S%z}); {remedy}, "
-            "or set option resetWriter=true to write these batches again"
-        )
-    _logger.warning(
-        "batch %d of writer %s to %s is committed already (at %s): its rows are not written again",
-        writer.batch_id,
-        writer.id,
-        writer.target,
-        when.isoformat(timespec="seconds"),
-    )
-    if rows != known.rows:
-        _logger.warning(
-            "batch %d of writer %s had %d rows when it was committed, the retry has %d: "
-            "the source gave other rows for the same batch",
-            writer.batch_id,
-            writer.id,
-            known.rows,
-            rows,
-        )
-    return True
-
-
 def commit_staged(
     store: Store,
     staged: Sequence[StagedMessage],
@@ -107,7 +59,7 @@ def commit_staged(
     """
     rows = sum(message.rows for message in staged)
     with store.transaction() as transaction:  # what a dead holder has left is recovered here
-        if not _is_new(transaction.state, writer, rows, now_ms, reset_writer=reset_writer):
+        if not is_new(transaction.state, writer, rows, now_ms, reset_writer=reset_writer):
             # The attempt that committed it may have died, and perhaps no later batch comes.
             left = staged_paths(store.root, transaction.state, lambda _: True)
             remove_done(store.root, staged, writer, {path.parent for path in left})
@@ -117,7 +69,7 @@ def commit_staged(
             return CommitResult(skipped=False, rows=0)
         ordered = sorted(staged, key=lambda message: message.spark_partition)
         contents = _verify(transaction, store.root, ordered)
-        _match_topics(transaction, ordered, create)
+        transaction.match_topics(ordered, create)
         offsets = {}
         for (topic, number), runs in _by_partition(transaction, ordered).items():
             # The first call truncates the partition to the state that the journal records.
@@ -134,24 +86,12 @@ def commit_staged(
     return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
 
-def _is_new(
-    state: State, writer: Writer | None, rows: int, now_ms: int, *, reset_writer: bool
-) -> bool:
-    if writer is None:
-        return True
-    known = state.writers.get(writer.name)
-    if reset_writer and known is not None and writer.batch_id < known.batch_id:
-        return True
-    return not is_committed(state, writer, rows, now_ms)
-
-
 def _verify(
     transaction: Transaction, root: Path, ordered: Sequence[StagedMessage]
 ) -> StagedContents:
     """Compare every staged byte with what its task said, before anything is changed."""
     _check_names(ordered)
-    for message in ordered:
-        _refuse_gone_topics(transaction, message)
+    transaction.refuse_gone_topics(ordered)
     contents = StagedContents(root)
     for message in ordered:
         contents.verify(message)
@@ -185,53 +125,6 @@ def _by_partition(
     for topic, number in found:
         transaction.topic(topic).check_is_here(number)
     return found
-
-
-def _refuse_gone_topics(transaction: Transaction, message: StagedMessage) -> None:
-    """Check the ids of the topics the task saw; its files may have gone with one of them."""
-    for name, topic_id in message.topic_ids.items():
-        known = transaction.state.topics.get(name)
-        if topic_id and (known is None or known.topic_id != topic_id):
-            raise StorageError(
-                f"topic {name!r} was deleted or created again while the batch was written: "
-                f"the task saw id {topic_id}; run the batch again"
-            )
-
-
-def _match_topics(
-    transaction: Transaction, ordered: Sequence[StagedMessage], create: NewTopic | None
-) -> None:
-    """Check the keys of what goes into the topics, and create those to be created."""
-    for message in ordered:
-        for name, topic_id in message.topic_ids.items():
-            known = transaction.state.topics.get(name)
-            if topic_id:
-                assert known is not None
-                _refuse_keyless(known, message)
-                continue
-            if create is None:
-                raise InvalidInputError(f"topic {name!r} does not exist and is not to be created")
-            if known is not None:
-                if len(known.partitions) != create.partitions:
-                    raise StorageError(
-                        f"topic {name!r} was created meanwhile with {len(known.partitions)} "
-                        f"partitions, the task expected {create.partitions}; run the batch again"
-                    )
-                _refuse_keyless(known, message)
-                continue
-            try:
-                transaction.topic(name)
-            except InvalidInputError:
-                transaction.create_topic(name, create)
-
-
-def _refuse_keyless(topic: TopicState, message: StagedMessage) -> None:
-    """Keep out rows without a key, should the topic have become a compacted one since."""
-    if topic.name in message.keyless and TopicConfig.parse(topic.config).needs_keys:
-        raise InvalidInputError(
-            f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
-            "a null key, which the cleaner would delete; give every row a key"
-        )
 
 
 def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> list[Path]:

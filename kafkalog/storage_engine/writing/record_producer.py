@@ -28,6 +28,7 @@ from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock as clocks
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.records.record_fields import Headers
 from kafkalog.storage_engine.writing import writers
 from kafkalog.storage_engine.writing.sent_records import UNKNOWN, SentRecord, SentRecords
@@ -38,14 +39,13 @@ from kafkalog.storage_engine.writing.single_record import (
     with_any_time,
 )
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import State
-    from kafkalog.storage_engine.writing.staging import StagedMessage
+    from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 _BATCH_SIZE_MAX: Final = 1 << 30
 """Each commit makes one Arrow column, which holds less than 2 GiB."""
@@ -79,7 +79,7 @@ class Producer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LogEngine,
         topic: str,
         *,
         batch_size: int,

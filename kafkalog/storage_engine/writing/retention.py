@@ -17,20 +17,18 @@ import errno
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import (
-    InvalidInputError,
     LockedByBrokerError,
-    OffsetOutOfRangeError,
     StorageError,
 )
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import (
@@ -50,8 +48,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-HIGH_WATERMARK = -1
-"""Means the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +80,11 @@ def count_expired(
     """
     sizes = _sizes(segments, state)
     ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
-    last = len(segments) - 1
-    count = 0
 
-    def advance(matches: Callable[[int], bool]) -> None:
-        nonlocal count
-        while (
-            count <= last
-            and ends[count] <= state.high_watermark
-            and (count < last or sizes[count] > 0)
-            and matches(count)
-        ):
-            count += 1
+    def is_older(number: int, horizon_ms: int) -> bool:
+        return _is_expired(segments[number], sizes[number], horizon_ms)
 
-    # The last segment stays: no successor's base lies at or below the log start.
-    advance(lambda n: n < last and ends[n] <= state.log_start_offset)
-    if not config.is_deleted:
-        return count
-    if config.retention_bytes >= 0:
-        totals = list(accumulate(sizes))
-        removable = sum(sizes) - config.retention_bytes
-        advance(lambda n: totals[n] <= removable)
-    if config.retention_ms >= 0:
-        advance(lambda n: _is_expired(segments[n], sizes[n], now_ms - config.retention_ms))
-    return count
+    return count_oldest(sizes, ends, state, config, is_older=is_older, now_ms=now_ms)
 
 
 def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:
@@ -266,23 +243,10 @@ def _retain(
 def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
     """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
     with store.transaction() as transaction:
-        known = transaction.topic(topic)
-        state = known.partitions[partition]
-        if not TopicConfig.parse(known.config).is_deleted:
-            policy = known.config.get("cleanup.policy", "delete")
-            raise InvalidInputError(
-                f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
-                f"{policy!r}: write tombstones, or alter the topic to compact,delete"
-            )
-        offset = state.high_watermark if before == HIGH_WATERMARK else before
-        if not 0 <= offset <= state.high_watermark:
-            raise OffsetOutOfRangeError(
-                topic, partition, before, state.log_start_offset, state.high_watermark
-            )
-        if offset > state.log_start_offset:
-            transaction.raise_log_start(topic, partition, offset)
+        state = transaction.topic(topic).partitions[partition]
+        log_start = transaction.delete_records(topic, partition, before)
+        if log_start > state.log_start_offset:
             transaction.publish(now_ms)
-        log_start = max(offset, state.log_start_offset)
         directory = store.partition_directory(topic, partition)
         _trim_epochs(directory, log_start, state.high_watermark)
         return log_start

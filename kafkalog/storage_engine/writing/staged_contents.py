@@ -17,8 +17,9 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import batch
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 _KEPT_SIZE = 32 << 20
 _PIECE_SIZE = 1 << 20
@@ -118,7 +119,9 @@ def _read_batches(fd: int, path: Path, position: int, end: int) -> Iterator[batc
     """Yield `[position, end)` of a file in pieces of whole batches; then what is no batch."""
     from kafkalog.storage_engine.segment.log_scanner import FRAMES, LogScanner
 
-    scan = LogScanner(fd, path, FRAMES, position=position, limit=end, chunk_size=_PIECE_SIZE)
+    scan = LogScanner(
+        FileBytes(fd), path, FRAMES, position=position, limit=end, chunk_size=_PIECE_SIZE
+    )
     for found in scan:
         yield memoryview(found.buffer)[: found.size]
     position = scan.position

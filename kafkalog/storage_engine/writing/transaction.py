@@ -16,19 +16,19 @@ import dataclasses
 import errno
 import functools
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
+from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
-from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
+from kafkalog.storage_engine.metadata.log_change import LogChange
+from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
+from kafkalog.storage_engine.metadata.state import Change, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory
 from kafkalog.storage_engine.writing import partition
 
@@ -48,7 +48,7 @@ class DeletionUnfinishedError(StorageError):
         self.topic = topic
 
 
-class Transaction:
+class Transaction(LogChange):
     """Changes to a log under the commit lock; `state` is recovered and published.
 
     Commits and the cleaner use it; it may publish more than once.
@@ -57,13 +57,11 @@ class Transaction:
     def __init__(
         self, root: Path, journal: Journal, state: State, check_lock: Callable[[], None]
     ) -> None:
-        self.state = state
+        super().__init__(state, Change())
         self._root = root
         self._journal = journal
         self.check_lock = check_lock
         """Raises LockedByBrokerError if this holder has lost the root lock."""
-        self._change = Change()
-        self._created: dict[str, TopicState] = {}
         self._appenders: dict[tuple[str, int], partition.Appender] = {}
         self._open: set[tuple[str, int]] = set()
         """Partitions whose appenders have open files; the others closed them in between."""
@@ -77,28 +75,19 @@ class Transaction:
 
         The others stay usable, as long as no commit in such a partition waits for its own sync."""
 
-    def topic(self, name: str) -> TopicState:
-        """Return a topic, including one created in this transaction."""
-        return self._created.get(name) or self.state.topic(name)
-
     def create_topic(self, name: str, new: NewTopic) -> TopicState:
         """Create a topic and its directories; it exists once published.
 
         Raises InvalidInputError for a topic that `NewTopic.check` refuses, or that exists already.
         """
-        new.check(name)
-        if name in self.state.topics or name in self._created:
-            raise InvalidInputError(f"topic {name!r} exists already")
+        self.check_new(name, new)
         self._refuse_residuals(name, new.partitions)
         topic_id = new_topic_id()
         for number in range(new.partitions):
             directory = self._root / layout.partition_directory(name, number)
             partition_directory.create_partition(directory, topic_id)
         files.sync_directory(self._root)
-        self._change.topic(name, topic_id, new.partitions, new.config)
-        state = State().apply(1, self._change.record(0)).topics[name]
-        self._created[name] = state
-        return state
+        return self.add_topic(name, topic_id, new)
 
     def _refuse_residuals(self, name: str, partitions: int) -> None:
         for deleted in self.state.deleting.values():
@@ -106,27 +95,6 @@ class Transaction:
                 directory = self._root / layout.partition_directory(name, number)
                 if checkpoints.read_topic_id(directory) == deleted.topic_id:
                     raise DeletionUnfinishedError(name)
-
-    def delete_topic(self, name: str, now_ms: int) -> None:
-        """Delete a topic; once published it is gone, and its directories can be moved away."""
-        topic = self.state.topic(name)
-        remove_at_ms = now_ms + TopicConfig.parse(topic.config).file_delete_delay_ms
-        count = len(topic.partitions)
-        remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
-        self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
-        for writer in self.state.writers:
-            if writer.rpartition(" ")[2] == name:  # its records are gone with the topic
-                self._change.writers[writer] = None
-
-    def forget_deleted(self, topic_id: str) -> None:
-        """Note that the directories of a deleted topic are removed."""
-        self._change.forget(topic_id)
-
-    def alter_topic(self, name: str, config: Mapping[str, str]) -> None:
-        """Replace a topic's config overrides."""
-        topic = self.topic(name)
-        TopicConfig.parse(config)
-        self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return a partition's appender; the first call truncates it to its recorded state."""
@@ -201,7 +169,7 @@ class Transaction:
         self._needs_sync = True
 
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
-        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...).
+        """Set fields of a partition's state.
 
         The next `publish` syncs even if commits are relaxed, because files are replaced or removed
         after it.
@@ -211,29 +179,7 @@ class Transaction:
         if appender is not None:
             appender.state = dataclasses.replace(appender.state, **fields)
             return
-        state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
-        self._change.partition(topic, number, state)
-
-    def raise_log_start(self, topic: str, number: int, offset: int) -> None:
-        """Raise a partition's log start, and with it the first dirty and last stable offsets."""
-        state = self.topic(topic).partitions[number]
-        self.change_partition(
-            topic,
-            number,
-            log_start_offset=offset,
-            first_dirty_offset=max(state.first_dirty_offset, offset),
-            last_stable_offset=max(state.last_stable_offset, offset),
-        )
-
-    def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
-        """Record a writer's last batch with the latest time of all, in case the clock went back."""
-        known = (entry.time_ms for entry in self.state.writers.values())
-        latest_ms = max(time_ms, self.state.time_ms, *known)
-        self._change.writers[name] = [batch_id, rows, latest_ms]
-
-    def forget_writer(self, name: str) -> None:
-        """Forget a writer's last batch."""
-        self._change.writers[name] = None
+        super().change_partition(topic, number, **fields)
 
     def publish(self, now_ms: int, *, rows: int = 0) -> State:
         """Make the changes durable and visible: `sync_appended`, then `record`."""
@@ -387,11 +333,3 @@ class Transaction:
             directory = self._root / layout.partition_directory(topic, number)
             state = self.state.topic(topic).partitions[number]
             yield directory, start, (state.active_base, state.active_size)
-
-
-def new_topic_id() -> str:
-    """Draw a topic id in Kafka's form: 22 characters, never beginning with `-`."""
-    while True:
-        text = layout.topic_id_text(uuid.uuid4().bytes)
-        if not text.startswith("-"):
-            return text

@@ -14,7 +14,8 @@ from kafkalog.storage_engine.metadata.state import State, WriterState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.metadata.log_change import LogChange
 
 _NAMED: Final = 20
 
@@ -32,23 +33,25 @@ def writers(
 
 
 def forget_writer(
-    store: Store, writer_id: str, target: str | None = None, *, now_ms: int
+    engine: LogEngine, writer_id: str, target: str | None = None, *, now_ms: int
 ) -> Mapping[tuple[str, str], WriterState]:
     """Forget the last batches of a writer, in one commit; return them by (id, target).
 
     `target` is a topic, or `*`; None means all its targets. Raises InvalidInputError, which names
     the known writers, if there is no such writer.
     """
-    with store.transaction() as transaction:
-        found = writers(transaction.state, writer_id, target)
+
+    def forget(change: LogChange) -> Mapping[tuple[str, str], WriterState]:
+        found = writers(change.state, writer_id, target)
         if not found:
-            known = [f"{one[0]} (topic {one[1]})" for one in writers(transaction.state)]
+            known = [f"{one[0]} (topic {one[1]})" for one in writers(change.state)]
             more = f" and {len(known) - _NAMED} others" if len(known) > _NAMED else ""
             raise InvalidInputError(
                 f"writer {writer_id!r}{f' to topic {target!r}' if target else ''} is not "
                 f"remembered; known: {', '.join(known[:_NAMED]) or 'none'}{more}"
             )
         for known_id, known_target in found:
-            transaction.forget_writer(f"{known_id} {known_target}")
-        transaction.publish(now_ms)
+            change.forget_writer(f"{known_id} {known_target}")
         return found
+
+    return engine.change(forget, now_ms=now_ms)

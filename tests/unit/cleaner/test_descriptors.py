@@ -16,7 +16,7 @@ from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import dump, offsets
@@ -36,7 +36,7 @@ def open_files(directory: Path) -> int:
     return sum(link.startswith(str(directory)) for link in links)
 
 
-def held_snapshot(engine: Engine) -> PartitionSnapshot:
+def held_snapshot(engine: Engine) -> DirectorySnapshot:
     return open_snapshot(
         engine.partition_directory("t", 0),
         "t",

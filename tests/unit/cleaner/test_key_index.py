@@ -14,7 +14,7 @@ import pytest
 from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _key_hash, key_hashes
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import index_records, scan_batches
-from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.builders.batch_builder import Record, batch_data
 
@@ -26,12 +26,12 @@ def build_batch(pairs: list[tuple[bytes, bytes]]) -> bytes:
     return batch_data(Record(offset, 1_000, *pair) for offset, pair in enumerate(pairs))
 
 
-def segment(directory: Path, data: bytes) -> OpenSegment:
+def segment(directory: Path, data: bytes) -> OpenSegmentFile:
     log = directory / layout.segment_file(0, layout.LOG)
     log.write_bytes(data)
     others = [directory / layout.segment_file(0, suffix) for suffix in layout.SEGMENT_SUFFIXES[1:]]
     files = SegmentFiles(0, log, others[0], others[1], others[2], len(data))
-    return OpenSegment(files, end_offset=layout.INT64_MAX, committed=None)
+    return OpenSegmentFile(files, end_offset=layout.INT64_MAX, committed=None)
 
 
 def written(directory: Path, hashes: Array, positions: Array, *, run_entries: int) -> KeyIndex:

@@ -17,10 +17,10 @@ from kafkalog.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
-from kafkalog.storage_engine.writing.staging import StagedMessage
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.acceptance.users import as_nobody
 from tests.builders.batch_builder import Record, batch_data
 from tests.builders.log_builder import LogBuilder

@@ -15,7 +15,7 @@ from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.staging import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.searched_log import (
     BASE,

@@ -81,7 +81,7 @@ def test_only_create_makes_a_log(kafkalog: Command, tmp_path: Path) -> None:
 
 
 def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) -> None:
-    from kafkalog.storage_engine.writing.writer import Writer
+    from kafkalog.storage_engine.metadata.writer import Writer
 
     append(kafkalog, root)
     with Engine(root) as engine:

@@ -17,7 +17,7 @@ import kafkalog as library
 from kafkalog.cli import VERBS
 from kafkalog.cli.topics import VERBS as TOPIC_VERBS
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.metadata.writer import Writer
 from tests import ROOT
 from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder

@@ -15,8 +15,8 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 

@@ -24,7 +24,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
-from kafkalog.storage_engine.reading import partition_snapshot
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from tests.builders.batch_builder import at_times, joined
 from tests.builders.log_builder import LogBuilder
@@ -349,7 +349,7 @@ def test_a_changelog_of_more_segments_than_are_open_at_once_is_of_one_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cleaning swaps the segments that a task has not opened yet."""
-    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
+    monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
     compacted(tmp_path, [(b"a", b"%d" % n) for n in range(10)])
     reader, partitions = planned(tmp_path)
     with task("1"):

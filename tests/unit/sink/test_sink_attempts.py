@@ -21,7 +21,7 @@ from kafkalog.sink import plan
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
-from kafkalog.storage_engine.writing import staging
+from kafkalog.storage_engine.writing import staged_directory, staging
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from tests.builders.log_contents import values
 from tests.unit.sink.spark_write import Row, SparkWrite, batches, staged_names, task
@@ -57,7 +57,7 @@ def test_an_attempt_may_lose_its_file_to_the_commit_of_another(
     write: SparkWrite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     counted: list[Any] = []
 
     def slow() -> Iterator[pa.RecordBatch]:
@@ -230,7 +230,7 @@ def test_the_grace_time_is_longer_than_any_use(write: SparkWrite) -> None:
 def test_large_runs_of_lost_attempts_go_too(
     write: SparkWrite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 500)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 500)
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     write.batch_rows = 40
     many = rows(*(f"{n % 10}-{n:050d}" for n in range(200)))

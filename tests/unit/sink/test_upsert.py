@@ -284,6 +284,16 @@ def test_a_view_does_not_read_its_own_dead_letters(path: str) -> None:
     BadRecords.parse("deadletter:bad", "/other").beside("/log", "bad")
 
 
+def test_the_dead_letters_of_a_log_in_an_object_store_go_there_with_its_options() -> None:
+    options = {"STORE.region": "r", "includeHeaders": "true"}
+    rule = BadRecords.parse("deadletter:bad", "")
+    assert rule.beside("s3://b/log", "orders", options).options == {"store.region": "r"}
+    with pytest.raises(InvalidInputError, match="bad is the topic that the query reads"):
+        rule.beside("s3://b/log", "bad", options)
+    directory = BadRecords.parse("deadletter:bad", "/other").beside("s3://b/log", "bad", options)
+    assert (directory.options, directory.is_elsewhere) == ({}, True)
+
+
 def test_an_upsert_does_not_read_its_own_dead_letters(tmp_path: Path) -> None:
     rows: Any = None
     upsert = Remembering("own", on_bad_record="deadletter:o", path=tmp_path)
@@ -293,10 +303,10 @@ def test_an_upsert_does_not_read_its_own_dead_letters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
-def test_a_compacted_topic_takes_no_dead_letters(tmp_path: Path, policy: str) -> None:
-    with kafkalog.open(tmp_path) as log:
+def test_a_compacted_topic_takes_no_dead_letters(place: Path | str, policy: str) -> None:
+    with kafkalog.open(place) as log:
         log.create_topic("bad", config={"cleanup.policy": policy})
-        rule = BadRecords.parse("deadletter:bad", str(tmp_path))
+        rule = BadRecords.parse("deadletter:bad", str(place))
         with pytest.raises(InvalidInputError, match=f"cleanup.policy=delete, found {policy}"):
             rule.check({})
         log.alter_topic("bad", config={"cleanup.policy": "delete"})

@@ -35,10 +35,11 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import pin_file, pins
-from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine import test_metadata_log as controller
 from tests.unit.storage_engine.damage import (
     Damage,
@@ -336,7 +337,7 @@ class StagedJudge(BesideJudge):
         return Root(path, logs=[Log("small", 0, [Segment(log_name(0), 0, [])], config=config)])
 
     def __post_init__(self) -> None:
-        with mock.patch.object(staging, "SEGMENT_RUN_SIZE", 200):
+        with mock.patch.object(staged_directory, "SEGMENT_RUN_SIZE", 200):
             self.messages = [self._staged(task, rows) for task, rows in enumerate(_STAGED)]
         self.sound = {name: (self.root.path / name).read_bytes() for name in self.files()}
         assert {kind_of(name) for name in self.sound} == {*self.kinds}

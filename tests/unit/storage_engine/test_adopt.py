@@ -22,7 +22,7 @@ from kafkalog.storage_engine.broker.release import ReleaseReport, release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.metadata.writer import Writer
 from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values

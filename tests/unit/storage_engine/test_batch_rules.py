@@ -18,7 +18,7 @@ from kafkalog.errors import CorruptBatchError
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.format import batch as batches
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from tests.builders.batch_builder import (

@@ -23,10 +23,11 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.writing import commit, staging
+from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing import commit, staged_directory, staging
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage, StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer, writer_slug
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import at_times
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import pairs
@@ -238,7 +239,7 @@ def test_where_offsets_end_the_commit_is_refused_and_the_log_goes_on_as_it_was(
         engine.append_raw("t", partition, last.data, now_ms=NOW_MS)
     before = pairs(engine)
     if large:
-        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     staged = stage(engine, BATCH)
     assert {run.is_segment for run in staged.runs} == {large}
@@ -376,7 +377,7 @@ def test_a_batch_that_comes_again_removes_what_the_attempt_that_committed_it_has
     engine: Engine, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     stage(engine, BATCH, 5, 9)  # of an attempt that sent no message
     with monkeypatch.context() as died:
@@ -413,7 +414,7 @@ def test_old_staged_files_are_swept_after_seven_days(engine: Engine) -> None:
 
 @pytest.fixture
 def large_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 500)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 500)
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
 
 
@@ -494,7 +495,7 @@ def test_a_process_that_dies_at_any_act_of_a_commit_leaves_all_or_nothing(
     if is_side_by_side:
         monkeypatch.setattr(files, "_SIDE_BY_SIDE_MIN", 1)
     if large:
-        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 300)
+        monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 300)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     prepare(tmp_path / "start")
     n = 0

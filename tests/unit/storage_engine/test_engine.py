@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,12 +16,13 @@ from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, Unkn
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.log_store import open_engine
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.unit.storage_engine.faults import Died
 
 
@@ -31,6 +33,16 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         Engine(path)
 
 
+@pytest.mark.parametrize(
+    "path", [Path("s3://bucket/log"), "file:///log", ["/log", "gs://bucket"], "hdfs://host/log"]
+)
+def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="a log directory has no URL"):
+        open_engine(path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="the log's directory cannot be created"):
@@ -38,9 +50,11 @@ def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 2**31 - 1])
-def test_a_number_of_partitions_out_of_range_is_an_error(tmp_path: Path, partitions: int) -> None:
+def test_a_number_of_partitions_out_of_range_is_an_error(
+    place: Path | str, partitions: int
+) -> None:
     with pytest.raises(InvalidInputError, match=f"partitions, found {partitions}"):
-        Engine(tmp_path).create_topic("t", partitions)
+        open_engine(place).create_topic("t", partitions)
 
 
 def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
@@ -85,10 +99,10 @@ def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [layout.META_PROPERTIES]
 
 
-def test_a_topic_is_there_for_every_process(tmp_path: Path) -> None:
-    topic = Engine(tmp_path).create_topic("t", 3, {"segment.bytes": "1000"})
+def test_a_topic_is_there_for_every_process(place: Path | str) -> None:
+    topic = open_engine(place).create_topic("t", 3, {"segment.bytes": "1000"})
     assert len(topic.topic_id) == 22
-    assert Engine(tmp_path).describe("t") == topic
+    assert open_engine(place).describe("t") == topic
     assert topic.config == {"cleanup.policy": "compact", "segment.bytes": "1000"}
 
 
@@ -116,8 +130,8 @@ def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
     assert (tmp_path / layout.CLEANER_CHECKPOINT).read_text() == "0\n0\n"
 
 
-def test_an_existing_topic_is_not_created_again(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+def test_an_existing_topic_is_not_created_again(place: Path | str) -> None:
+    engine = open_engine(place)
     topic = engine.create_topic("t")
     with pytest.raises(InvalidInputError, match="'t' exists already"):
         engine.create_topic("t")
@@ -192,14 +206,14 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä"])
-def test_a_name_that_kafka_forbids_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_name_that_kafka_forbids_is_an_error(place: Path | str, name: str) -> None:
     with pytest.raises(InvalidInputError, match="is not allowed"):
-        Engine(tmp_path).create_topic(name)
+        open_engine(place).create_topic(name)
 
 
-def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
+def test_kafkas_own_topics_are_not_created(place: Path | str) -> None:
     with pytest.raises(InvalidInputError, match="belongs to Kafka itself"):
-        Engine(tmp_path).create_topic("__consumer_offsets")
+        open_engine(place).create_topic("__consumer_offsets")
 
 
 @pytest.mark.parametrize(
@@ -233,11 +247,11 @@ def test_kafkas_own_topics_are_not_created(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_config_names_the_config_and_its_range(
-    tmp_path: Path, config: dict[str, str], message: str
+    place: Path | str, config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        Engine(tmp_path).create_topic("t", 1, config)
-    assert Engine(tmp_path).topics() == []
+        open_engine(place).create_topic("t", 1, config)
+    assert open_engine(place).topics() == []
 
 
 def test_configs_that_are_not_given_are_kafkas() -> None:
@@ -254,38 +268,38 @@ def test_internal_segment_bytes_overrides_segment_bytes() -> None:
     assert config.segment_bytes == 100
 
 
-def test_an_empty_policy_means_no_cleanup_at_all(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+def test_an_empty_policy_means_no_cleanup_at_all(place: Path | str) -> None:
+    engine = open_engine(place)
     engine.create_topic("t", 1, {"cleanup.policy": "", "preallocate": "false"})
     config = TopicConfig.parse(engine.describe("t").config)
     assert not config.is_compacted and not config.is_deleted
 
 
-def test_a_config_is_altered_for_every_process(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+def test_a_config_is_altered_for_every_process(place: Path | str) -> None:
+    engine = open_engine(place)
     engine.create_topic("t", 1, {"segment.bytes": "1000"})
     engine.append("t", [("k", "v")])
     engine.alter_topic("t", {"segment.bytes": "2000", "segment.ms": "5"})
-    described = Engine(tmp_path).describe("t")
+    described = open_engine(place).describe("t")
     assert described.config["segment.bytes"] == "2000"
     assert described.partitions[0].high_watermark == 1
 
 
-def test_an_unknown_topic_is_named_with_those_there_are(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+def test_an_unknown_topic_is_named_with_those_there_are(place: Path | str) -> None:
+    engine = open_engine(place)
     engine.create_topic("a")
     with pytest.raises(UnknownTopicError, match="the topics of this log are: a"):
         engine.offsets("b")
 
 
-def test_a_read_only_log_is_not_written(tmp_path: Path) -> None:
-    Engine(tmp_path).create_topic("t")
+def test_a_read_only_log_is_not_written(place: Path | str) -> None:
+    open_engine(place).create_topic("t")
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        Engine(tmp_path, read_only=True).append("t", [("k", "v")])
+        open_engine(place, read_only=True).append("t", [("k", "v")])
 
 
-def test_a_record_above_max_message_bytes_is_an_error(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+def test_a_record_above_max_message_bytes_is_an_error(place: Path | str) -> None:
+    engine = open_engine(place)
     engine.create_topic("t", 1, {"max.message.bytes": "1000"})
     with pytest.raises(InvalidInputError, match=r"max\.message\.bytes"):
         engine.append("t", [("k", "v" * 2000)])

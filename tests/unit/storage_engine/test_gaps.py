@@ -22,7 +22,7 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 from kafkalog.storage_engine.segment import gaps
 from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
 from tests.builders.batch_builder import BuiltBatch, at_times, batch, data_records, empty
@@ -229,7 +229,7 @@ class Log:
 def test_listed_gaps_are_passed_from_anywhere_to_anywhere(
     tmp_path: Path, interval: int, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.reading.partition_snapshot.WINDOW", window)
+    monkeypatch.setattr("kafkalog.storage_engine.reading.directory_snapshot.WINDOW", window)
     log = Log(tmp_path, cleaned(), interval=interval)
     for start in range(81):
         for end in {start, start + 1, start + 9, 45, 80}:

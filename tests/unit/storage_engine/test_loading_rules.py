@@ -18,7 +18,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import list_segments, sweep_deleted
 from kafkalog.storage_engine.transactions.producer_snapshot import (
     read_snapshot,
@@ -143,7 +143,7 @@ class Log:
         assert again.producers == loaded.producers
         return again
 
-    def snapshot(self, loaded: LoadedPartition) -> PartitionSnapshot:
+    def snapshot(self, loaded: LoadedPartition) -> DirectorySnapshot:
         return open_snapshot(self.directory, "t", 0, lambda: loaded.state)
 
     def read(self, loaded: LoadedPartition) -> list[int]:

@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment import log_scanner
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.log_scanner import (
     RECOVER,
     REPLAY,
@@ -78,15 +79,34 @@ def plain_scan(data: bytes, limit: int, policy: FaultPolicy) -> Scanned:
 
 
 def scanned(path: Path, limit: int, policy: FaultPolicy, **options: bool) -> Scanned:
-    found: list[tuple[int, bool]] = []
     with path.open("rb") as file:
-        scan = LogScanner(file.fileno(), path, policy, limit=limit, **options)
-        for batches in scan:
-            places = [batches.position_of(number) for number in range(len(batches.table))]
-            found += zip(places, batches.is_valid.tolist(), strict=True)
+        return scanned_source(FileBytes(file.fileno()), path, limit, policy, **options)
+
+
+def scanned_source(
+    source: ByteSource, path: Path, limit: int, policy: FaultPolicy, **options: bool
+) -> Scanned:
+    found: list[tuple[int, bool]] = []
+    scan = LogScanner(source, path, policy, limit=limit, **options)
+    for batches in scan:
+        places = [batches.position_of(number) for number in range(len(batches.table))]
+        found += zip(places, batches.is_valid.tolist(), strict=True)
     assert (scan.fault is None) == (scan.kind is None)
     assert scan.fault is None or scan.fault.position == scan.position
     return Scanned(found, scan.position, scan.next_offset, scan.kind)
+
+
+class HeldBytes:
+    """Bytes that are in no file."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def size(self) -> int:
+        return len(self.data)
+
+    def read_at(self, size: int, position: int) -> bytes:
+        return self.data[position : position + size]
 
 
 def with_faults() -> dict[str, tuple[bytes, int]]:
@@ -121,6 +141,15 @@ def with_faults() -> dict[str, tuple[bytes, int]]:
 
 
 POLICIES = [FaultPolicy(*actions) for actions in itertools.product(FaultAction, FaultAction)]
+
+
+def test_a_scan_of_bytes_in_no_file_is_that_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "0.log"
+    for data, limit in with_faults().values():
+        path.write_bytes(data)
+        for policy in (RECOVER, REPLAY):
+            found = scanned_source(HeldBytes(data), path, limit, policy)
+            assert found == scanned(path, limit, policy)
 
 
 @pytest.mark.parametrize("chunk_size", [64, 500, 1 << 20])

@@ -24,9 +24,10 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment import open_segment
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
 from tests.builders.batch_builder import GZIP, LZ4, NONE, SNAPPY, Record, batch, compressed
 from tests.builders.message_builder import entry, message, wrapper
@@ -120,7 +121,7 @@ class Log:
     def write(self, base: int, data: bytes) -> None:
         self.path(base).write_bytes(data)
 
-    def snapshot(self) -> PartitionSnapshot:
+    def snapshot(self) -> DirectorySnapshot:
         return open_snapshot(self.directory, "t", 0, lambda: self.state)
 
     def expected(self, start: int, end: int) -> list[Record]:
@@ -141,7 +142,7 @@ def messages_of(batches: list[pa.RecordBatch]) -> list[Record]:
     return [m if m.timestamp != -1 else Record(m.offset, -1, m.key, m.value) for m in found]
 
 
-def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Record]:
+def read(snapshot: DirectorySnapshot, start: int, end: int) -> list[Record]:
     return messages_of(list(snapshot.read(start, end, schema=SCHEMA)))
 
 
@@ -215,7 +216,7 @@ def test_chunks_of_any_size_hold_each_message_once(log: Log, chunk_size: int) ->
 def test_reading_from_any_offset_is_right_whatever_the_chunks(
     log: Log, monkeypatch: pytest.MonkeyPatch, chunk_size: int, start: int
 ) -> None:
-    monkeypatch.setattr(PartitionSnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
+    monkeypatch.setattr(DirectorySnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
     with log.snapshot() as snapshot:
         assert read(snapshot, start, 87) == log.expected(start, 87)
 
@@ -330,11 +331,11 @@ def test_headers_of_messages_say_what_is_known(log: Log) -> None:
     assert (second.magic, second.base_offset, second.last_offset) == (1, 30, 30)
     assert (second.timestamp_type, second.max_timestamp, second.records_count) == (0, 1300, 1)
     assert (second.is_control, second.is_transactional) == (False, False)
-    fd = os.open(log.path(24), os.O_RDONLY)
+    source = FileBytes(os.open(log.path(24), os.O_RDONLY))
     try:
-        assert list(headers(fd, 0, len(data))) == list(iterate_headers(data))
+        assert list(headers(source, 0, len(data))) == list(iterate_headers(data))
     finally:
-        os.close(fd)
+        source.close()
 
 
 def test_unknown_attribute_bits_of_messages_mean_nothing(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from kafkalog.errors import (
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading import partition_snapshot
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading import directory_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment import listing, open_segment
 from kafkalog.storage_engine.segment.segments import retire
 from tests.builders.batch_builder import (
@@ -73,7 +73,7 @@ class Partition:
         self.loads += 1
         return self.state
 
-    def snapshot(self, **options: object) -> PartitionSnapshot:
+    def snapshot(self, **options: object) -> DirectorySnapshot:
         return open_snapshot(self.directory, "t", 3, self.load_state, **options)
 
     def expected(self, start: int, end: int) -> list[Record]:
@@ -94,7 +94,7 @@ def records_of(batches: Iterator[pa.RecordBatch]) -> list[Record]:
     return found
 
 
-def read(snapshot: PartitionSnapshot, start: int, end: int) -> list[Record]:
+def read(snapshot: DirectorySnapshot, start: int, end: int) -> list[Record]:
     return records_of(snapshot.read(start, end, schema=SCHEMA))
 
 
@@ -423,7 +423,7 @@ def test_a_batch_that_claims_to_end_earlier_does_not_hide_its_records(
     start = len(batches[0].data)
     damaged[start + 23 : start + 27] = bytes(4)  # its last offset delta
     partition.log(0).write_bytes(damaged)
-    monkeypatch.setattr(PartitionSnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
+    monkeypatch.setattr(DirectorySnapshot.chunks, "__kwdefaults__", {"chunk_size": chunk_size})
     for first in range(3, 6):
         with (
             partition.snapshot() as snapshot,
@@ -624,7 +624,7 @@ def test_a_directory_that_never_rests_is_a_storage_error(
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
+    monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
     return 2
 
 

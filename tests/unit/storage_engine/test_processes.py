@@ -34,9 +34,9 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 KILLED = """
 import os, random, signal, sys, time
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.writing.writer import Writer
+from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.writer import writer_slug
+from kafkalog.storage_engine.metadata.writer import writer_slug
 import pyarrow as pa
 root, notes, kills, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 random.seed(seed)

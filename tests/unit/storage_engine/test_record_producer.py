@@ -33,7 +33,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.murmur2 import partition_of
 from kafkalog.storage_engine.writing import record_producer
 from kafkalog.storage_engine.writing.sent_records import RecordMetadata
-from tests.builders.log_builder import LogBuilder
+from tests.unit.conftest import DIRECTORY
 from tests.unit.storage_engine.broker_root import BrokerRoot
 from tests.unit.storage_engine.faults import Acts, LyingPages
 from tests.unit.storage_engine.test_adopt import broker_root, take
@@ -43,9 +43,13 @@ WAIT_S = 60
 """How long a test waits for what is to come: not to be reached."""
 
 
+in_a_directory = pytest.mark.parametrize("place", [DIRECTORY], indirect=True)
+
+
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[KafkaLog]:
-    with LogBuilder(tmp_path / "log").topic(partitions=4) as log:
+def log(place: Path | str) -> Iterator[KafkaLog]:
+    with kafkalog.open(place) as log:
+        log.create_topic("t", 4)
         yield log
 
 
@@ -72,7 +76,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def commits(log: KafkaLog) -> int:
-    return engine_of(log).state().number
+    return log._engine.state().number
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -113,7 +117,7 @@ def test_keys_go_where_an_append_sends_them(log: KafkaLog) -> None:
 def test_a_record_has_the_time_of_its_sending(log: KafkaLog) -> None:
     times = itertools.count(1_700_000_000_000)
     with record_producer.Producer(
-        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
+        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
     ) as producer:
         for number in range(5):
             producer.send("k", str(number))
@@ -218,6 +222,7 @@ def test_a_flush_of_nothing_commits_nothing(log: KafkaLog) -> None:
     assert commits(log) == before
 
 
+@in_a_directory
 def test_a_sender_that_is_faster_than_the_disk_waits(log: KafkaLog) -> None:
     producer = log.producer("t", batch_size=2000, linger_ms=NEVER_MS)
     sent = []
@@ -237,6 +242,7 @@ def test_a_sender_that_is_faster_than_the_disk_waits(log: KafkaLog) -> None:
     assert [int(row["value"][:4]) for row in rows(log)] == list(range(200))
 
 
+@in_a_directory
 def test_a_sender_that_waits_is_told_of_the_end(log: KafkaLog) -> None:
     producer = log.producer("t", batch_size=0)
     taken, raised = [], []
@@ -307,7 +313,7 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
         log.append("t", pa.RecordBatch.from_pydict(columns), now_ms=1_700_000_000_000)
     clock = lambda: 1_700_000_000_000  # noqa: E731
     with record_producer.Producer(
-        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
+        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
     ) as producer:
         producer.send("before", "v")
         with pytest.raises(InvalidInputError) as of_send:
@@ -393,6 +399,7 @@ def test_a_linger_out_of_range_is_refused(log: KafkaLog, linger_ms: Any) -> None
         log.producer("t", linger_ms=linger_ms)
 
 
+@in_a_directory
 def test_a_producer_needs_a_topic_that_can_be_written_to(log: KafkaLog, tmp_path: Path) -> None:
     with pytest.raises(UnknownTopicError, match="topic 'x' does not exist"):
         log.producer("x")
@@ -426,6 +433,7 @@ def test_a_closed_producer_takes_nothing_and_closes_again(log: KafkaLog) -> None
     assert keys(log) == ["k"]
 
 
+@in_a_directory
 def test_who_closes_second_waits_for_the_end_too(log: KafkaLog) -> None:
     producer = log.producer("t", linger_ms=NEVER_MS)
     sent = producer.send("k", "v")
@@ -447,8 +455,8 @@ def test_what_was_sent_is_written_also_after_an_error(log: KafkaLog) -> None:
     assert keys(log) == ["k"]
 
 
-def test_a_log_closes_its_producers(tmp_path: Path) -> None:
-    with kafkalog.open(tmp_path) as log:
+def test_a_log_closes_its_producers(place: Path | str) -> None:
+    with kafkalog.open(place) as log:
         log.create_topic("t")
         producers = [log.producer("t", linger_ms=NEVER_MS) for _ in range(3)]
         for number, producer in enumerate(producers):
@@ -458,8 +466,8 @@ def test_a_log_closes_its_producers(tmp_path: Path) -> None:
     assert sorted(keys(log)) == ["k0", "k1", "k2"]
 
 
-def test_a_log_is_closed_also_where_a_producer_cannot_be(tmp_path: Path) -> None:
-    log = kafkalog.open(tmp_path)
+def test_a_log_is_closed_also_where_a_producer_cannot_be(place: Path | str) -> None:
+    log = kafkalog.open(place)
     for name in ("gone", "there"):
         log.create_topic(name)
         log.producer(name, linger_ms=NEVER_MS).send("k", "v")
@@ -478,10 +486,10 @@ def test_the_log_knows_a_producer_as_a_writer_until_it_is_closed(log: KafkaLog) 
     with log.producer("t") as producer:
         producer.send("k", "v")
         producer.flush()
-        (name,) = engine_of(log).state().writers
+        (name,) = log._engine.state().writers
         assert name.startswith("producer-")
         assert name.endswith(" t")
-    assert engine_of(log).state().writers == {}
+    assert log._engine.state().writers == {}
 
 
 def test_a_producer_cannot_be_pickled(log: KafkaLog) -> None:
@@ -545,6 +553,7 @@ def fill_the_disk(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(files, "write_at", refuse)
 
 
+@in_a_directory
 def test_while_commits_fail_everybody_is_told_and_nothing_is_lost(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -568,6 +577,7 @@ def test_while_commits_fail_everybody_is_told_and_nothing_is_lost(
     assert sorted(keys(log)) == ["first", "second"]
 
 
+@in_a_directory
 def test_a_failed_commit_is_tried_again_with_nobody_asking(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -585,6 +595,7 @@ def test_a_failed_commit_is_tried_again_with_nobody_asking(
     assert "topic 't': a commit failed, and is tried again (records: 3): " in caplog.text
 
 
+@in_a_directory
 def test_a_commit_that_only_seemed_to_fail_is_not_made_twice(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,6 +612,7 @@ def test_a_commit_that_only_seemed_to_fail_is_not_made_twice(
     assert [row["value"] for row in rows(log)] == [b"0", b"1"]
 
 
+@in_a_directory
 def test_a_close_learns_what_became_of_a_commit_in_doubt(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,7 +630,7 @@ def test_a_record_that_was_taken_in_time_is_written_however_late(log: KafkaLog) 
     log.alter_topic("t", limits)
     times = iter([10_000, 20_000, 3_600_000, 3_600_000])
     with record_producer.Producer(
-        engine_of(log), "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
+        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
     ) as producer:
         producer.send("early", "v", timestamp=9_000)
         producer.send("late", "v", timestamp=21_000)
@@ -652,6 +664,7 @@ def test_whichever_act_of_a_commit_fails_each_record_is_written_once(
     assert failed > 3
 
 
+@in_a_directory
 def test_a_close_that_fails_says_how_much_is_not_written(
     log: KafkaLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -699,6 +712,7 @@ with log.producer("t", batch_size=5000) as producer:
 
 
 @pytest.mark.slow
+@in_a_directory
 def test_a_kill_leaves_whole_commits_and_all_that_was_acknowledged(log: KafkaLog) -> None:
     command = [sys.executable, "-c", KILLED, str(log.root)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

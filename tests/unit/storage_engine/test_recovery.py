@@ -13,7 +13,7 @@ from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.recovery import repair_partition
-from kafkalog.storage_engine.reading.partition_snapshot import open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import snapshot_offsets
 from tests.builders.batch_builder import ABORT, COMMIT, at_times, marker

@@ -13,7 +13,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import (
     largest_timestamp,
     list_segments,
@@ -34,7 +34,7 @@ INT32_MAX = 2**31 - 1
 # --- reading one segment -------------------------------------------------------------------------
 
 
-def open_segment(directory: Path, base: int, batches: Sequence[BuiltBatch]) -> PartitionSnapshot:
+def open_segment(directory: Path, base: int, batches: Sequence[BuiltBatch]) -> DirectorySnapshot:
     """View a partition of one segment."""
     write_segment(directory, base, batches, interval=100)
     state = PartitionState(
@@ -47,12 +47,12 @@ def open_segment(directory: Path, base: int, batches: Sequence[BuiltBatch]) -> P
     return open_snapshot(directory, "t", 0, lambda: state)
 
 
-def first_position(snapshot: PartitionSnapshot, offset: int) -> int | None:
+def first_position(snapshot: DirectorySnapshot, offset: int) -> int | None:
     found = snapshot.position_of(offset)
     return None if found is None else found[1]
 
 
-def offsets_of(snapshot: PartitionSnapshot, start: int, end: int) -> list[int]:
+def offsets_of(snapshot: DirectorySnapshot, start: int, end: int) -> list[int]:
     tables = snapshot.read(start, end, schema=pa.schema([changelog_schema().field("offset")]))
     return [offset for table in tables for offset in table["offset"].to_pylist()]
 

@@ -13,6 +13,7 @@ import pytest
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import (
     finish_swaps,
@@ -436,17 +437,17 @@ def test_headers_are_those_of_all_batches_large_and_small(tmp_path: Path) -> Non
     path = tmp_path / name(0, ".log")
     lengths = [len(b.data) for b in batches]
     starts = list(itertools.accumulate(lengths, initial=0))
-    fd = os.open(path, os.O_RDONLY)
+    source = FileBytes(os.open(path, os.O_RDONLY))
     try:
         limit = path.stat().st_size
-        found = [(position, header.base_offset) for position, header in headers(fd, 0, limit)]
+        found = [(position, header.base_offset) for position, header in headers(source, 0, limit)]
         assert found == list(zip(starts[:-1], range(len(sizes)), strict=True))
-        assert len(list(headers(fd, 0, limit - 1))) == len(sizes) - 1
-        assert header_at(fd, starts[3], starts[4] - 1) is None
-        assert header_at(fd, starts[3] + 1, limit) is None
-        assert header_at(fd, limit, limit) is None
+        assert len(list(headers(source, 0, limit - 1))) == len(sizes) - 1
+        assert header_at(source, starts[3], starts[4] - 1) is None
+        assert header_at(source, starts[3] + 1, limit) is None
+        assert header_at(source, limit, limit) is None
     finally:
-        os.close(fd)
+        source.close()
 
 
 def test_locate_believes_only_entries_that_their_batch_confirms(tmp_path: Path) -> None:
@@ -454,16 +455,16 @@ def test_locate_believes_only_entries_that_their_batch_confirms(tmp_path: Path) 
     entries = write_segment(tmp_path, 0, batches, interval=0).offsets
     [segment] = list_segments(tmp_path)
     index = OffsetIndex(segment.index, 0)
-    fd = os.open(segment.log, os.O_RDONLY)
+    source = FileBytes(os.open(segment.log, os.O_RDONLY))
     try:
         for offset, position in entries:
-            assert locate(fd, segment.size, index, offset) == position
+            assert locate(source, segment.size, index, offset) == position
         moved = b"".join(
             (offset + 1).to_bytes(4, "big") + position.to_bytes(4, "big")
             for offset, position in entries
         )
         segment.index.write_bytes(moved)
-        assert locate(fd, segment.size, index, 40) == 0
-        assert locate(fd, 0, index, 40) == 0
+        assert locate(source, segment.size, index, 40) == 0
+        assert locate(source, 0, index, 40) == 0
     finally:
-        os.close(fd)
+        source.close()

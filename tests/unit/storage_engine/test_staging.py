@@ -22,9 +22,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.records import records
-from kafkalog.storage_engine.writing import staged_contents, staged_topic, staging
+from kafkalog.storage_engine.writing import staged_contents, staged_directory, staged_topic, staging
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
-from kafkalog.storage_engine.writing.staging import StagedMessage, StagedWriter
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.log_builder import LogBuilder
 
 NOW_MS = 1_700_000_000_000
@@ -62,7 +63,7 @@ def test_a_task_syncs_only_a_file_that_the_commit_renames(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
 ) -> None:
     if is_renamed:
-        monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+        monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
         monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     synced = []
 
@@ -106,7 +107,7 @@ def test_rows_keep_their_order_however_they_are_cut(
     kept: int,
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", portion)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", pending)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", pending)
     monkeypatch.setattr(staged_contents, "_PIECE_SIZE", piece)
     monkeypatch.setattr(staged_contents, "_KEPT_SIZE", kept)
     messages = [
@@ -178,7 +179,7 @@ def test_rows_keep_their_order_where_some_partitions_become_segments(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, segment_run: int
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", segment_run)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", segment_run)
     monkeypatch.setattr(staged_topic, "LARGE_RUN_SIZE", segment_run // 4)
     monkeypatch.setattr(staged_topic, "LARGE_BATCH_SIZE", 700)
     messages = [
@@ -195,8 +196,8 @@ def test_memory_that_runs_share_counts_as_long_as_one_of_them_waits(
 ) -> None:
     """A run that is written leaves its memory to those that were encoded together with it."""
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 5_000)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 10_000)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 5_000)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 10_000)
     monkeypatch.setattr(staged_topic, "LARGE_RUN_SIZE", 500)
     writer = StagedWriter(engine.root, engine.state(), now_ms=lambda: NOW_MS, writer_slug="a" * 32)
     held = []
@@ -238,10 +239,10 @@ def test_what_is_appended_of_a_large_file_is_what_was_verified(
 def test_an_attempt_whose_segment_a_commit_has_removed_leaves_no_index(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "SEGMENT_RUN_SIZE", 1)
+    monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
     monkeypatch.setattr(staged_topic, "LARGE_RUN_SIZE", 1)
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     created = files.create
 
     def removed_meanwhile(path: Path, data: bytes) -> None:
@@ -290,7 +291,7 @@ def test_a_refused_record_ends_the_encoder_and_leaves_no_file(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     with pytest.raises(InvalidInputError, match=r"topic 't': row 0: "):
         stage(engine, 0, [rows(0, 50), rows(50, 50), wrong(), rows(100, 50)])
     assert not is_encoding()
@@ -304,7 +305,7 @@ def test_a_full_disk_ends_the_encoder_and_leaves_no_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_at", fail)
         with pytest.raises(OSError, match="No space left"):
@@ -331,7 +332,7 @@ def test_a_task_that_is_stopped_waits_for_its_encoder_and_leaves_no_file(
         raise kind
 
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_at", slow)
         with pytest.raises(kind):
@@ -357,7 +358,7 @@ def test_no_more_than_one_portion_waits_for_a_slow_disk(
             yield rows(n * 50, 50)
 
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
-    monkeypatch.setattr(staging, "_PENDING_SIZE", 0)
+    monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
     monkeypatch.setattr(files, "write_at", slow)
     stage(engine, 0, given())
     # While portion n is written, n + 1 has been taken, and n + 2 is asked for at most.

@@ -14,7 +14,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading import time_offsets
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.reading.time_offsets import TimeOffset
 from tests.builders.batch_builder import (
     COMMIT,
@@ -36,7 +36,7 @@ Segments = dict[int, list[BuiltBatch]]
 
 def opened(
     directory: Path, segments: Segments, *, log_start: int = 0, is_adopted: bool = True
-) -> PartitionSnapshot:
+) -> DirectorySnapshot:
     """An adopted log may have gaps that nobody has listed."""
     for base, batches in segments.items():
         write_segment(directory, base, batches)

@@ -21,9 +21,9 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
-from kafkalog.storage_engine.reading import partition_snapshot
+from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
-from kafkalog.storage_engine.writing.writer import Writer
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
 from tests.unit.storage_engine.faults import Died, each_act
@@ -183,7 +183,7 @@ def test_a_reader_that_is_open_reads_on(tmp_path: Path) -> None:
 def test_a_reader_never_goes_on_in_a_new_topic_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
+    monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
     engine = Engine(tmp_path)
     for value in ("old", "new"):
         engine.create_topic("t", 1, {"segment.bytes": "100"})

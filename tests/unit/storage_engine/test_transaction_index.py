@@ -21,7 +21,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     aborted_transactions,
 )
-from kafkalog.storage_engine.writing.staging import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 from tests.builders.batch_builder import ABORT, COMMIT, batch, joined, marker
 from tests.builders.segment_files import aborted_entry
 

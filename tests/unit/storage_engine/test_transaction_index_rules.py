@@ -17,7 +17,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot, open_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire, sweep_deleted
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producers import Producers
@@ -156,7 +156,7 @@ def written(seed: int) -> Transactions:
 
 
 def offsets(
-    snapshot: PartitionSnapshot, start: int, end: int, *, read_committed: bool
+    snapshot: DirectorySnapshot, start: int, end: int, *, read_committed: bool
 ) -> list[int]:
     rows = snapshot.read(start, end, schema=changelog_schema(), read_committed=read_committed)
     return [offset for table in rows for offset in table["offset"].to_pylist()]

@@ -14,12 +14,9 @@ import pytest
 from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.reading import partition_snapshot
-from kafkalog.storage_engine.reading.partition_snapshot import (
-    Chunk,
-    PartitionSnapshot,
-    open_snapshot,
-)
+from kafkalog.storage_engine.reading import directory_snapshot
+from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
+from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
 from kafkalog.storage_engine.transactions import transaction_index, transaction_markers
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -118,7 +115,7 @@ def test_any_range_in_chunks_of_any_size_leaves_out_what_its_markers_abort(
 
 
 def test_looking_ahead_passes_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition_snapshot, "WINDOW", 2)
+    monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
     segments = [[batch(10 * i, 2, of=1), batch(10 * i + 2, 2, of=2)] for i in range(9)]
     segments.append([marker(90, ABORT, 1), marker(91, COMMIT, 2)])
     log = Log(tmp_path, segments)

@@ -1,0 +1,21 @@
+"""The log that the options of a read name, opened to read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.object_store.polled_log import PolledLog
+    from kafkalog.storage_engine.store import Store
+
+
+def open_log(options: SourceOptions) -> Store | PolledLog:
+    """Open the log; raises InvalidInputError if it does not exist, and StorageError."""
+    if options.store is None:
+        from kafkalog.storage_engine.store import Store
+
+        return Store(options.directories, read_only=True, create=False)
+    from kafkalog.storage_engine.object_store.polled_log import PolledLog
+
+    return PolledLog.shared(options.store)

@@ -1,0 +1,139 @@
+"""The tasks of a read of a log in an object store: ranges with the extents that hold them.
+
+The driver plans them from one state of the log. A task reads what it was given, and never asks for
+the state. Objects are immutable, so a plan is of one moment. A task takes neighbouring partitions
+and fetches a range of each object, so a read sends about as many requests as tasks times objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.datasource import InputPartition
+
+from kafkalog.datasource.data_loss import report_data_loss
+from kafkalog.datasource.micro_batch import held_partition
+from kafkalog.datasource.offset_range import OffsetRange, split_ranges
+from kafkalog.datasource.task_ranges import SPLIT_BYTES
+from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.object_store.store_state import PlacedExtent, covering
+
+if TYPE_CHECKING:
+    from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.object_store.store_state import StoreState
+
+TASK_BYTES: Final = 32 << 20
+"""The most bytes of several partitions for one task. They stay in memory until it has read all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRange:
+    """A range, the state of its partition when it was planned, and its extents, ascending."""
+
+    range: OffsetRange
+    state: PartitionState
+    extents: Sequence[PlacedExtent]
+    is_view: bool
+    """Whether the latest record of each key is read, instead of all records."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of the extents."""
+        return sum(placed.extent.size for placed in self.extents)
+
+
+class StoredPartition(InputPartition):
+    """The ranges of one task, as Spark carries them to the executor."""
+
+    def __init__(self, ranges: Sequence[StoredRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+def stored_partitions(
+    state: StoreState,
+    options: SourceOptions,
+    changes: Iterable[OffsetRange],
+    views: Iterable[OffsetRange] = (),
+) -> list[StoredPartition]:
+    """Divide the ranges of a read among tasks; empty ranges are left out.
+
+    Views of the latest records are read whole, each in one task. Other ranges are split by the
+    options, as in Spark, or else between extents. Neighbours then share a task, unless the options
+    split them. Raises DataLossError, or warns, for a partition that is gone.
+    """
+    placed = [*_placed(state, options, views, is_view=True)]
+    if options.min_partitions is None and options.max_records_per_partition is None:
+        whole = _placed(state, options, changes)
+        placed += [piece for each in whole for piece in _split(each)]
+        return [StoredPartition(group) for group in _grouped(placed, state)]
+    pieces = split_ranges(
+        [range_ for range_ in changes if range_.size > 0],
+        options.min_partitions,
+        options.max_records_per_partition,
+    )
+    placed += _placed(state, options, pieces)
+    return [StoredPartition((each,)) for each in placed]
+
+
+def _placed(
+    state: StoreState,
+    options: SourceOptions,
+    ranges: Iterable[OffsetRange],
+    *,
+    is_view: bool = False,
+) -> Iterator[StoredRange]:
+    for range_ in ranges:
+        held = held_partition(range_.partition, state.log)
+        if held is None:
+            report_data_loss(
+                "PARTITIONS_DELETED",
+                f"partition {range_.partition} is gone",
+                fail=options.fail_on_data_loss,
+            )
+        elif range_.size > 0:
+            topic, number = range_.partition
+            first, last = range_.bounds
+            if is_view:  # a lookup of keys goes through all of the partition
+                first, last = held.log_start_offset, held.high_watermark
+            extents = state.extents(state.log.topic(topic).topic_id, number)
+            yield StoredRange(range_, held, covering(extents, first, last), is_view)
+
+
+def _split(whole: StoredRange) -> Iterator[StoredRange]:
+    """Split a range between extents, into pieces of at most SPLIT_BYTES if extents allow it."""
+    cuts, size = [], 0
+    for _, extent in whole.extents:
+        if size and size + extent.size > SPLIT_BYTES:
+            cuts.append(extent.base_offset)
+            size = 0
+        size += extent.size
+    if not cuts:
+        yield whole
+        return
+    for piece in whole.range.split_at(cuts):
+        yield StoredRange(piece, whole.state, covering(whole.extents, *piece.bounds), False)
+
+
+def _grouped(placed: Iterable[StoredRange], state: StoreState) -> Iterator[Sequence[StoredRange]]:
+    """Yield neighbours that have at most TASK_BYTES together; one range may have more.
+
+    Neighbours are near each other in the objects, which are sorted by topic id and partition.
+    """
+
+    def place(each: StoredRange) -> tuple[str, int, int]:
+        topic, number = each.range.partition
+        return state.log.topic(topic).topic_id, number, each.range.bounds[0]
+
+    group: list[StoredRange] = []
+    size = 0
+    for each in sorted(placed, key=place):
+        if group and size + each.size > TASK_BYTES:
+            yield tuple(group)
+            group, size = [], 0
+        group.append(each)
+        size += each.size
+    if group:
+        yield tuple(group)

@@ -1,0 +1,100 @@
+"""The seam below all readers and tasks: a log's state, snapshots, and where tasks write.
+
+A log directory (`store.Store`) and a log in an object store (`object_log.ObjectLog`) offer it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.metadata.state import State, TopicState
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
+
+
+class LogStore(ABC):
+    """One process's access to a log; a context manager."""
+
+    root: Path | str
+    """The directory, or the address in an object store."""
+    read_only: bool
+    is_brokers: bool
+    """Whether a Kafka broker owns the log."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """Return the published state; costs one small read when nothing has changed."""
+
+    @abstractmethod
+    def check_writable(self) -> None:
+        """Raise InvalidInputError where the log is a broker's, read-only, or closed."""
+
+    @abstractmethod
+    def snapshot(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        whole: bool = False,
+        start: int | None = None,
+        known_end: int = 0,
+        check: Callable[[TopicState], None] = lambda topic: None,
+    ) -> PartitionSnapshot:
+        """Open a snapshot of a partition; close it after use.
+
+        Args:
+            topic: The topic.
+            partition: The partition.
+            whole: Whether all segments are opened at once.
+            start: The offset at which reading will begin.
+            known_end: A high watermark that a broker may not know after a restart.
+            check: Called with the state of a log of ours, which it may refuse.
+        """
+
+    @abstractmethod
+    def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
+        """Return the leader epoch of an existing or future offset, or -1."""
+
+    @abstractmethod
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes; nothing of it is visible before the commit."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Refuse writes from now on."""
+
+    def describe(self, name: str) -> TopicState:
+        """Return a topic's id, config and partitions; raises UnknownTopicError."""
+        return self.state().topic(name)
+
+    def has_topic(self, name: str, topic_id: str) -> bool:
+        """Tell whether the topic of that name is (still) the one of that id."""
+        known = self.state().topics.get(name)
+        return known is not None and known.topic_id == topic_id
+
+    def check_partition(self, topic: str, partition: int) -> str:
+        """Return the topic's id; raises InvalidInputError for a partition it does not have."""
+        known = self.describe(topic)
+        if not 0 <= partition < len(known.partitions):
+            raise InvalidInputError(
+                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
+                f"there is no {partition}"
+            )
+        if partition in known.absent:
+            raise InvalidInputError(
+                f"partition {partition} of topic {topic!r} is not in {self.root}: "
+                "another broker has it, or another log directory"
+            )
+        return known.topic_id
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

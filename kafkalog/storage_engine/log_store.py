@@ -1,0 +1,128 @@
+"""Open a log by its address: a directory, those of a broker, or a log in an object store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias
+
+from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.metadata.address import (
+    is_url,
+    log_directories,
+    log_directory,
+)
+from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url, store_address
+
+__all__ = [
+    "LogEngine",
+    "LogStore",
+    "Place",
+    "open_engine",
+    "open_store",
+    "opened_for_spark",
+    "read_places",
+    "spark_path",
+    "written_place",
+]
+
+Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
+
+
+def open_store(
+    place: Place,
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> LogStore:
+    """Open a log as readers need it; close it after use.
+
+    Args:
+        place: A directory, several of a broker, a URL, or an address in an object store.
+        read_only: Whether nothing is ever written.
+        create: Whether a missing log is created.
+        options: Options `store.*`, which complete a URL; others are left out.
+
+    Returns:
+        The log.
+
+    Raises:
+        InvalidInputError: The place has no log, or cannot have one.
+        StorageError: The disk or the object store fails.
+    """
+    found = _address(place, options)
+    if isinstance(found, StoreAddress):
+        return _object_log(found, read_only=read_only, create=create)
+    from kafkalog.storage_engine.store import Store
+
+    return Store(found, read_only=read_only, create=create)
+
+
+def open_engine(
+    place: Place,
+    *,
+    read_only: bool = False,
+    create: bool = True,
+    options: Mapping[str, str] | None = None,
+) -> LogEngine:
+    """Open a log with all that can be done to it; arguments and errors are those of `open_store`.
+
+    Raises LockedByBrokerError as well.
+    """
+    found = _address(place, options)
+    if isinstance(found, StoreAddress):
+        return _object_log(found, read_only=read_only, create=create)
+    from kafkalog.storage_engine.engine import Engine
+
+    return Engine(found, read_only=read_only, create=create)
+
+
+def spark_path(place: str | PathLike[str]) -> str:
+    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is."""
+    given = fspath(place)
+    is_address = given.lower().startswith(("/", "file:")) or is_url(given)
+    return given if is_address else str(Path(given).absolute())
+
+
+def opened_for_spark(options: Mapping[str, str]) -> LogStore:
+    """Open the log that Spark's options `path` and `store.*` name, only to read it.
+
+    Raises the errors of `open_store`, and InvalidInputError for a relative path.
+    """
+    store = store_address(options)
+    place: Place = log_directories(options) if store is None else store
+    return open_store(place, read_only=True, create=False)
+
+
+def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:
+    """Return what Spark's options `path` and `store.*` name to read; two spellings are one.
+
+    Raises InvalidInputError.
+    """
+    store = store_address(options)
+    return [path.resolve() for path in log_directories(options)] if store is None else [store]
+
+
+def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
+    """Return what Spark's options `path` and `store.*` name to write; two spellings are one.
+
+    Raises InvalidInputError.
+    """
+    store = store_address(options)
+    return log_directory(options).resolve() if store is None else store
+
+
+def _address(place: Place, options: Mapping[str, str] | None) -> Place:
+    """Return a place, a URL of an object store as the address that it is."""
+    if isinstance(place, str) and is_store_url(place):
+        return StoreAddress.parse(place, options)
+    return place
+
+
+def _object_log(address: StoreAddress, *, read_only: bool, create: bool) -> LogEngine:
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    return ObjectLog(address, read_only=read_only, create=create)

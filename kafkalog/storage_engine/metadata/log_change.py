@@ -1,0 +1,200 @@
+"""The change of one commit, drafted upon the state that it is made for; the same for every log.
+
+A directory's `Transaction` adds files and locks to it. In an object store a change is drafted again
+when another commit comes first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
+from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
+
+HIGH_WATERMARK = -1
+"""Means the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
+
+
+class WrittenTopics(Protocol):
+    """The topics that a task wrote to."""
+
+    @property
+    def topic_ids(self) -> Mapping[str, str]:
+        """The topics, each with the id that the task saw; '' for a topic to create."""
+
+    @property
+    def keyless(self) -> Collection[str]:
+        """The topics that got rows with a null key."""
+
+
+class LogChange:
+    """Changes of topics, partitions and writers; `state` is the one before them."""
+
+    def __init__(self, state: State, change: Change) -> None:
+        self.state = state
+        self._change = change
+        self._created: dict[str, TopicState] = {}
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything is drafted."""
+        return bool(self._change)
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def topic(self, name: str) -> TopicState:
+        """Return a topic, including one created by this change."""
+        return self._created.get(name) or self.state.topic(name)
+
+    def create_topic(self, name: str, new: NewTopic) -> TopicState:
+        """Create a topic; it exists once the change is committed.
+
+        Raises InvalidInputError for a topic that `NewTopic.check` refuses, or that exists already.
+        """
+        self.check_new(name, new)
+        return self.add_topic(name, new_topic_id(), new)
+
+    def check_new(self, name: str, new: NewTopic) -> None:
+        """Raise InvalidInputError unless a topic of that name can be created so."""
+        new.check(name)
+        if name in self.state.topics or name in self._created:
+            raise InvalidInputError(f"topic {name!r} exists already")
+
+    def add_topic(self, name: str, topic_id: str, new: NewTopic) -> TopicState:
+        """Add a checked topic under an id."""
+        self._change.topic(name, topic_id, new.partitions, new.config)
+        state = State().apply(1, self._change.record(0)).topics[name]
+        self._created[name] = state
+        return state
+
+    def alter_topic(self, name: str, config: Mapping[str, str]) -> TopicState:
+        """Replace a topic's config overrides."""
+        topic = self.topic(name)
+        TopicConfig.parse(config)
+        self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
+        return dataclasses.replace(topic, config=MappingProxyType(dict(config)))
+
+    def delete_topic(self, name: str, now_ms: int) -> None:
+        """Delete a topic; what it had may be removed after its `file.delete.delay.ms`."""
+        topic = self.state.topic(name)
+        remove_at_ms = now_ms + TopicConfig.parse(topic.config).file_delete_delay_ms
+        count = len(topic.partitions)
+        remove_at_ms = min(remove_at_ms, layout.INT64_MAX)
+        self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
+        for writer in self.state.writers:
+            if writer.rpartition(" ")[2] == name:  # its records are gone with the topic
+                self._change.writers[writer] = None
+
+    def forget_deleted(self, topic_id: str) -> None:
+        """Note that nothing is left of a deleted topic."""
+        self._change.forget(topic_id)
+
+    # --- partitions ------------------------------------------------------------------------------
+
+    def change_partition(self, topic: str, number: int, **fields: int) -> None:
+        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...)."""
+        state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
+        self._change.partition(topic, number, state)
+
+    def raise_log_start(self, topic: str, number: int, offset: int) -> None:
+        """Raise a partition's log start, and with it the first dirty and last stable offsets."""
+        state = self.topic(topic).partitions[number]
+        self.change_partition(
+            topic,
+            number,
+            log_start_offset=offset,
+            first_dirty_offset=max(state.first_dirty_offset, offset),
+            last_stable_offset=max(state.last_stable_offset, offset),
+        )
+
+    def delete_records(self, topic: str, number: int, before: int) -> int:
+        """Let a partition begin at `before`, or later (rule P7); return where it begins.
+
+        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
+        """
+        known = self.topic(topic)
+        state = known.partitions[number]
+        if not TopicConfig.parse(known.config).is_deleted:
+            policy = known.config.get("cleanup.policy", "delete")
+            raise InvalidInputError(
+                f"topic {topic!r}: records are deleted only if cleanup.policy has delete, it is "
+                f"{policy!r}: write tombstones, or alter the topic to compact,delete"
+            )
+        offset = state.high_watermark if before == HIGH_WATERMARK else before
+        if not 0 <= offset <= state.high_watermark:
+            raise OffsetOutOfRangeError(
+                topic, number, before, state.log_start_offset, state.high_watermark
+            )
+        if offset > state.log_start_offset:
+            self.raise_log_start(topic, number, offset)
+        return max(offset, state.log_start_offset)
+
+    # --- writers ---------------------------------------------------------------------------------
+
+    def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
+        """Record a writer's last batch with the latest time of all, in case the clock went back."""
+        known = (entry.time_ms for entry in self.state.writers.values())
+        latest_ms = max(time_ms, self.state.time_ms, *known)
+        self._change.writers[name] = [batch_id, rows, latest_ms]
+
+    def forget_writer(self, name: str) -> None:
+        """Forget a writer's last batch."""
+        self._change.writers[name] = None
+
+    # --- what tasks wrote ------------------------------------------------------------------------
+
+    def refuse_gone_topics(self, written: Iterable[WrittenTopics]) -> None:
+        """Check the ids of the topics that tasks saw: what they wrote may have gone with one.
+
+        Raises StorageError.
+        """
+        for each in written:
+            for name, topic_id in each.topic_ids.items():
+                known = self.state.topics.get(name)
+                if topic_id and (known is None or known.topic_id != topic_id):
+                    raise StorageError(
+                        f"topic {name!r} was deleted or created again while the batch was written: "
+                        f"the task saw id {topic_id}; run the batch again"
+                    )
+
+    def match_topics(self, written: Iterable[WrittenTopics], create: NewTopic | None) -> None:
+        """Check the keys of what goes into the topics, and create those to be created.
+
+        Raises InvalidInputError, StorageError.
+        """
+        for each in written:
+            for name, topic_id in each.topic_ids.items():
+                known = self.state.topics.get(name)
+                if topic_id:
+                    assert known is not None
+                    _refuse_keyless(known, each)
+                    continue
+                if create is None:
+                    raise InvalidInputError(
+                        f"topic {name!r} does not exist and is not to be created"
+                    )
+                if known is not None:
+                    if len(known.partitions) != create.partitions:
+                        raise StorageError(
+                            f"topic {name!r} was created meanwhile with {len(known.partitions)} "
+                            f"partitions, the task expected {create.partitions}; run the batch "
+                            "again"
+                        )
+                    _refuse_keyless(known, each)
+                elif name not in self._created:
+                    self.create_topic(name, create)
+
+
+def _refuse_keyless(topic: TopicState, written: WrittenTopics) -> None:
+    """Keep out rows without a key, should the topic have become a compacted one since."""
+    if topic.name in written.keyless and TopicConfig.parse(topic.config).needs_keys:
+        raise InvalidInputError(
+            f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
+            "a null key, which the cleaner would delete; give every row a key"
+        )

@@ -1,0 +1,1 @@
+"""A log in an object store: its client, and the commit log that decides who commits."""

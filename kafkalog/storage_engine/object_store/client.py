@@ -1,0 +1,429 @@
+"""The client of an object store: all requests, and the one module that calls obstore.
+
+Rules
+-----
+- A conditional write is sent once: a repeated request would find its own object and report
+  another's. Reads, and writes of a name that nobody else has, are repeated with growing pauses.
+- A range is as long as it was asked for, or the read fails; obstore would shorten it.
+- A client is never pickled, as its store holds the secret. Each process makes one from the address.
+- Errors are StorageErrors without a cause, since a cause could hold a signed URL.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import importlib
+import itertools
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NoReturn, TypeVar
+
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.object_store.address import CREDENTIALS, StoreAddress
+from kafkalog.storage_engine.object_store.failure import (
+    ObjectMissingError,
+    PermanentError,
+    RefusedError,
+    described,
+)
+from kafkalog.storage_engine.object_store.fork_guard import check_and_note_use
+
+PATIENCE_S: Final = 60.0
+"""How long a request that may be repeated is repeated."""
+TIMEOUT_S: Final = 30.0
+PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
+_PAGE: Final = 1000
+"""The most names that a store lists, and deletes, in one request."""
+_CUT_OFF_MAX: Final = 2
+_T = TypeVar("_T")
+
+
+class Outcome(Enum):
+    """The outcome of a conditional write."""
+
+    DONE = "done"
+    EXISTS = "exists"
+    """Another's object is there, or will be at once (412 or 409): look."""
+    UNKNOWN = "unknown"
+    """No answer, or one that proves nothing (5xx): look."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object's content and its tag, which changes with it."""
+
+    data: bytes
+    etag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """An object in a listing."""
+
+    name: str
+    size: int
+    modified_ms: int
+
+
+class ObjectClient:
+    """One process's client of a log's objects; threads may share it. Names are below the prefix."""
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        patience_s: float = PATIENCE_S,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        self.address = address
+        check_and_note_use(str(address))
+        try:
+            self._obstore: Any = importlib.import_module("obstore")
+        except ImportError:
+            raise InvalidInputError(
+                f"{address}: the package obstore is missing. Run: pip install obstore"
+            ) from None
+        self._store = _opened(address, timeout_s, patience_s)
+        self._once = _opened(address, timeout_s, None)
+        self._lock = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"ObjectClient({self.address})"
+
+    def __reduce__(self) -> NoReturn:
+        raise StorageError(
+            f"{self.address}: a client of an object store is never copied or pickled, as it holds "
+            "secrets. Make one from the address in each process."
+        )
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """The requests so far, by kind; a repeated one counts once."""
+        with self._lock:
+            return dict(self._counts)
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def create(self, name: str, data: bytes) -> Outcome:
+        """Create an object unless there is one of that name; never repeats the request."""
+        return self._conditional(name, data, "create")
+
+    def replace(self, name: str, data: bytes, etag: str) -> Outcome:
+        """Overwrite an object if it has that tag still; never repeats the request."""
+        return self._conditional(name, data, {"e_tag": etag})
+
+    def _conditional(self, name: str, data: bytes, mode: object) -> Outcome:
+        try:
+            self._ask(
+                PUT, name, lambda: self._obstore.put(self._once, self._key(name), data, mode=mode)
+            )
+        except RefusedError:
+            return Outcome.EXISTS
+        except PermanentError:
+            raise
+        except StorageError:
+            return Outcome.UNKNOWN
+        return Outcome.DONE
+
+    def put_unique(self, name: str, data: bytes) -> None:
+        """Write an object whose name nobody else uses. Raises StorageError."""
+        self._ask(
+            PUT,
+            name,
+            lambda: self._obstore.put(self._store, self._key(name), data, use_multipart=False),
+        )
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects; one that is missing already is no error. Raises StorageError."""
+        keys = [self._key(name) for name in names]
+        for start in range(0, len(keys), _PAGE):
+            page = keys[start : start + _PAGE]
+            act = functools.partial(self._obstore.delete, self._store, page)
+            try:
+                self._ask(DELETE, "", act)
+            except ObjectMissingError:  # a store without bulk deletes, and the object was gone
+                if len(page) > 1:
+                    raise
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def get(self, name: str) -> StoredObject | None:
+        """Return a whole object, or None if it is missing. Raises StorageError."""
+
+        def ask() -> StoredObject:
+            found = self._obstore.get(self._store, self._key(name))
+            data = bytes(found.bytes())
+            self._check_length(name, found.meta["size"], len(data))
+            return StoredObject(data, found.meta["e_tag"] or "")
+
+        try:
+            return self._ask(GET, name, ask)
+        except ObjectMissingError:
+            return None
+
+    def fetch(self, name: str, position: int, size: int) -> memoryview:
+        """Return `size` bytes at `position`, not copied. Raises StorageError if there are fewer."""
+        key = self._key(name)
+        data = memoryview(
+            self._ask(
+                GET,
+                name,
+                lambda: self._obstore.get_range(self._store, key, start=position, length=size),
+            )
+        )
+        self._check_length(name, size, len(data))
+        return data
+
+    def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
+        """Return the ranges (position, size) of an object, in their order.
+
+        Ranges that touch each other become one request. Raises StorageError if bytes are missing.
+        """
+        if not ranges:
+            return []
+        starts, sizes = [start for start, _ in ranges], [size for _, size in ranges]
+        key = self._key(name)
+        found = self._ask(
+            GET,
+            name,
+            lambda: self._obstore.get_ranges(
+                self._store, key, starts=starts, lengths=sizes, coalesce=0
+            ),
+            requests=_separate(ranges),
+        )
+        views = [memoryview(each) for each in found]
+        for size, view in zip(sizes, views, strict=True):
+            self._check_length(name, size, len(view))
+        return views
+
+    def head(self, name: str) -> ObjectEntry | None:
+        """Return an object's entry, or None if it is missing. Raises StorageError."""
+        try:
+            found = self._ask(HEAD, name, lambda: self._obstore.head(self._store, self._key(name)))
+        except ObjectMissingError:
+            return None
+        return self._entry(found)
+
+    def list(self, prefix: str, after: str | None = None) -> Iterator[ObjectEntry]:
+        """Yield the objects below a prefix, by name; a page of 1000 is fetched when it is reached.
+
+        Raises StorageError, also for a store that lists them out of order.
+        """
+        for page in self._pages(prefix, after):
+            yield from page
+
+    def newest(self, prefix: str, count: int) -> Sequence[ObjectEntry]:
+        """Return the first entries below a prefix, at most 1000, by one request.
+
+        Names hold inverted numbers, so the first one is the newest.
+        """
+        return next(self._pages(prefix, None), [])[: min(count, _PAGE)]
+
+    def _pages(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectEntry]]:
+        last = after
+        while True:
+            entries = self._page(prefix, last)
+            names = [*([] if last is None else [last]), *(entry.name for entry in entries)]
+            if any(name >= following for name, following in itertools.pairwise(names)):
+                raise PermanentError(
+                    f"{self._place(prefix)}: the store lists objects out of order (expected by "
+                    "name). Use another kind of bucket."
+                )
+            if entries:
+                yield entries
+            if len(entries) < _PAGE:
+                return
+            last = names[-1]
+
+    def _page(self, prefix: str, after: str | None) -> Sequence[ObjectEntry]:
+        """Return a page, by one request; obstore does not repeat one whose answer is cut off."""
+        offset = None if after is None else self._key(after)
+
+        def ask() -> Sequence[ObjectEntry]:
+            pages = self._obstore.list(
+                self._store, self._key(prefix), offset=offset, chunk_size=_PAGE
+            )
+            return [self._entry(each) for each in next(iter(pages), ())]
+
+        for _ in range(_CUT_OFF_MAX):
+            try:
+                return self._ask(LIST, prefix, ask)
+            except PermanentError:
+                raise
+            except StorageError:
+                continue
+        return self._ask(LIST, prefix, ask)
+
+    # --- a store that can hold a log -------------------------------------------------------------
+
+    def probe(self, name: str, *, creators: int = 8, names: int = 8, rounds: int = 4) -> None:
+        """Race creators for objects below `name`, and delete these.
+
+        Raises PermanentError for a store that lets two creators of one name win, that overwrites an
+        object whose tag has changed, or that lists out of order.
+        """
+        used = [f"{name}/{number}" for number in range(names * rounds)]
+        written = []
+        try:
+            with ThreadPoolExecutor(creators) as pool:
+                for start in range(0, len(used), names):
+                    barrier = threading.Barrier(creators)
+                    wanted = used[start : start + names]
+                    races = [
+                        pool.submit(self._race, wanted, barrier, number)
+                        for number in range(creators)
+                    ]
+                    outcomes = zip(*(race.result() for race in races), strict=True)
+                    for raced, found in zip(wanted, outcomes, strict=True):
+                        if self._check_race(raced, found):
+                            written.append(raced)
+            self._check_tags(f"{name}/tag")
+            listed = [entry.name for entry in self.list(name) if entry.name in used]
+            if listed != sorted(written):
+                raise PermanentError(
+                    f"{self.address}: the store does not list what was written to it (expected "
+                    f"{len(written)} objects, found {len(listed)}). Use another store."
+                )
+        finally:
+            self.delete([*used, f"{name}/tag"])
+
+    def _race(
+        self, names: Sequence[str], barrier: threading.Barrier, number: int
+    ) -> Sequence[Outcome]:
+        barrier.wait()
+        return [self.create(name, b"%d" % number) for name in names]
+
+    def _check_race(self, name: str, outcomes: Sequence[Outcome]) -> bool:
+        """Return whether the object exists: each creator may have had no answer, or a failure."""
+        winners = [number for number, each in enumerate(outcomes) if each is Outcome.DONE]
+        found = self.get(name)
+        if len(winners) > 1 or (winners and found and found.data != b"%d" % winners[0]):
+            raise PermanentError(
+                f"{self.address}: the store lets {len(winners)} creators of one object win "
+                "(expected 1). Use a store with conditional PUT."
+            )
+        if winners and found is None:
+            raise PermanentError(f"{self._place(name)}: the store lost an object. Use another one.")
+        return found is not None
+
+    def _check_tags(self, name: str) -> None:
+        self.put_unique(name, b"0")
+        first = self.get(name)
+        tag = first.etag if first else ""
+        if {self.replace(name, b"%d" % turn, tag) for turn in (1, 2)} == {Outcome.DONE}:
+            raise PermanentError(
+                f"{self.address}: the store overwrites an object whose tag has changed. "
+                "Use a store with conditional PUT."
+            )
+
+    # --- all requests ----------------------------------------------------------------------------
+
+    def _ask(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
+        """Send a request, or as many as one call of obstore sends; errors become StorageErrors."""
+        place = self._place(name)
+        check_and_note_use(place)
+        with self._lock:
+            self._counts[kind] += requests
+        error: Exception | None = None
+        try:
+            return act()
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as fault:
+            error = fault
+        raise described(kind, place, error)  # outside of the handler, so that it has no context
+
+    def _check_length(self, name: str, expected: int, found: int) -> None:
+        if expected != found:
+            raise StorageError(
+                f"{self._place(name)}: the object is not as long as it was written (expected "
+                f"{expected} bytes, found {found}). It was changed; restore it."
+            )
+
+    def _key(self, name: str) -> str:
+        return f"{self.address.prefix}/{name}" if self.address.prefix else name
+
+    def _place(self, name: str) -> str:
+        return f"{self.address}/{name}" if name else str(self.address)
+
+    def _entry(self, found: Mapping[str, Any]) -> ObjectEntry:
+        name = found["path"].removeprefix(self._key(""))
+        modified: datetime.datetime = found["last_modified"]
+        return ObjectEntry(name, found["size"], int(modified.timestamp() * 1000))
+
+
+@functools.lru_cache
+def shared_client(address: StoreAddress) -> ObjectClient:
+    """Return this process's client of an address, for tasks that follow each other."""
+    return ObjectClient(address)
+
+
+def _separate(ranges: Sequence[tuple[int, int]]) -> int:
+    """Return how many requests ranges become that are joined where they touch."""
+    count, end = 0, -1
+    for position, size in sorted(ranges):
+        count += position > end
+        end = max(end, position + size)
+    return count
+
+
+_memory_lock = threading.Lock()
+_memory_stores: dict[str, Any] = {}
+"""The stores in memory of this process, by name."""
+
+
+def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -> Any:
+    """Return obstore's store for an address; without patience it repeats no request."""
+    from obstore import store as stores
+
+    if address.scheme == "memory":
+        with _memory_lock:
+            return _memory_stores.setdefault(address.bucket, stores.MemoryStore())
+    retries: dict[str, Any] = {"max_retries": 0}
+    if patience_s is not None:
+        retries = {"retry_timeout": datetime.timedelta(seconds=patience_s), "max_retries": 1000}
+        retries["backoff"] = {"max_backoff": datetime.timedelta(seconds=min(5.0, patience_s))}
+    common: dict[str, Any] = {
+        "retry_config": retries,
+        "client_options": {
+            "allow_http": address.allow_http or _environment_allows_http(address.scheme),
+            "timeout": f"{int(timeout_s)}s",
+        },
+    }
+    if address.credentials is not None:
+        common["credential_provider"] = _provider(address.credentials)
+    if address.endpoint is not None:
+        common["endpoint"] = address.endpoint
+    if address.region is not None:
+        common["region"] = address.region
+    made = {"s3": stores.S3Store, "gs": stores.GCSStore, "az": stores.AzureStore}[address.scheme]
+    error: Exception | None = None
+    try:
+        return made(address.bucket, **common)
+    except (importlib.import_module("obstore").exceptions.BaseError, ValueError, OSError) as fault:
+        error = fault
+    raise described("its client", str(address), error)
+
+
+def _environment_allows_http(scheme: str) -> bool:
+    """Return what obstore finds in the environment by itself, unless it gets other options."""
+    name = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}.get(scheme, "")
+    return os.environ.get(name, "").lower() == "true"
+
+
+def _provider(named: str) -> Any:
+    """Return the provider of credentials that an option names; a class is called once."""
+    module, _, name = named.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        raise InvalidInputError(
+            f"option {CREDENTIALS!r}: there is no {named!r} here (expected module:name of a "
+            "function or class). Install its module in every process."
+        ) from None
+    return found() if isinstance(found, type) else found

@@ -1,0 +1,75 @@
+"""Failures of an object store in our words.
+
+The text of obstore's errors is never repeated: it may hold a signed URL. Only the status, the
+store's code for it, and what a few known words say are taken over.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from kafkalog.errors import StorageError
+
+_STATUS: Final = re.compile(r"status code: (\d{3})\b")
+_CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
+_PASSING: Final = ("408", "409", "412", "425", "429")
+"""The statuses below 500 of requests that may succeed if they are repeated."""
+_ADVICE: Final = {
+    "RequestTimeTooSkewed": "Set the clock of this host.",
+    "NoSuchBucket": "Create the bucket, or correct the address.",
+    "ContainerNotFound": "Create the container, or correct the address.",
+    "403": "Allow this identity to list, read, write and delete objects. A store also answers 403 "
+    "for a missing object if the identity may not list.",
+    "401": "Give this process credentials that the store knows.",
+    "429": "Send fewer requests, and try again.",
+    "503": "Send fewer requests, and try again.",
+}
+_INSTANCE: Final = "169.254.169.254"
+"""The server of a cloud's instance, which is asked for credentials if there are none."""
+_WORDS: Final = {
+    "MissingAccessKey": "there are no credentials. Give them in the environment.",
+    "TimedOut": "the store did not answer in time. Try again.",
+    "ConnectionRefused": "nobody answers at its address. Correct the address, or try again.",
+    "dns error": "its host has no address. Correct the address.",
+    "StartTooLarge": "the object is shorter than the range. It was changed; restore it.",
+}
+"""The meaning of words that the text of an error without a status may hold."""
+
+
+class ObjectMissingError(StorageError):
+    """An object is not in the store."""
+
+
+class PermanentError(StorageError):
+    """The store refused a request, and would refuse it again."""
+
+
+class RefusedError(StorageError):
+    """A conditional request found its condition false: somebody else was first."""
+
+
+def described(request: str, place: str, error: Exception) -> StorageError:
+    """Return the error to raise for a request on a place; it has no cause and no secret."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
+        return ObjectMissingError(f"{place}: the object is missing. Restore it, or read again.")
+    if _INSTANCE in text:
+        return PermanentError(f"{place}: there are no credentials. Give them in the environment.")
+    found = [code[1]] if code else []
+    if status:
+        found.append(status[1])
+        advice = next((_ADVICE[word] for word in found if word in _ADVICE), "Try again.")
+        answer = f"{status[1]} {code[1]}" if code else status[1]
+        problem = f"the store answered {answer} to {request}. {advice}"
+    else:
+        cause = next((_WORDS[word] for word in _WORDS if word in text), "")
+        problem = f"{request} failed: {cause or 'the connection broke. Try again.'}"
+    made: type[StorageError] = StorageError
+    if type(error).__name__ in {"AlreadyExistsError", "PreconditionError"}:
+        made = RefusedError
+    elif status and status[1].startswith("4") and status[1] not in _PASSING:
+        made = PermanentError
+    return made(f"{place}: {problem}")

@@ -1,0 +1,338 @@
+"""A log in an object store: its topics, its commits, its reads.
+
+No process is special, and there is no lock: any number of processes, on any hosts, read and write
+the log. A commit records where the batches are, and copies none. `commit_log.CommitLog` decides who
+commits.
+
+Invariants:
+
+- An object is written before the commit that names it, and belongs to that commit alone.
+- An object that a commit names is deleted by a collector alone, never by the writer of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
+from kafkalog.storage_engine.metadata.log_change import LogChange
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.metadata.writer import Writer, is_new, last_batch
+from kafkalog.storage_engine.object_store.address import StoreAddress
+from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.commit_log import CommitLog
+from kafkalog.storage_engine.object_store.mixed_object import Batches, MixedObjects
+from kafkalog.storage_engine.object_store.object_retention import apply_retention
+from kafkalog.storage_engine.object_store.staged_objects import StagedObjects
+from kafkalog.storage_engine.object_store.store_draft import StoreDraft
+from kafkalog.storage_engine.object_store.store_state import StoreState
+from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, CommitResult
+from kafkalog.storage_engine.writing.retention import RetentionStats
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+    from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
+
+_Result = TypeVar("_Result")
+_logger = logging.getLogger(__name__)
+
+
+class ObjectLog(LogEngine):
+    """A log in an object store with all that can be done to it; a context manager.
+
+    It is pickled as its address, and opened again where it is unpickled. Raises InvalidInputError
+    for an address that has no log where none is to be created, and StorageError.
+    """
+
+    is_brokers = False
+
+    def __init__(
+        self,
+        path: str | StoreAddress,
+        *,
+        read_only: bool = False,
+        create: bool = True,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """`options` are those named `store.*`."""
+        self.address = path if isinstance(path, StoreAddress) else StoreAddress.parse(path, options)
+        self.root: str = str(self.address)
+        self.read_only = read_only
+        self.client = ObjectClient(self.address)
+        self._is_closed = False
+        if create and not read_only:
+            CommitLog.create(self.client)
+        self._log = CommitLog(self.client)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (self.address, self.read_only)
+
+    def __repr__(self) -> str:
+        return f"ObjectLog({self.root})"
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another log was found at the address: this one is gone."""
+        return self._log.is_replaced
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def state(self) -> State:
+        """Return the newest state; one GET when nothing has changed."""
+        return self.store_state().log
+
+    def store_state(self) -> StoreState:
+        """Return the newest state with the objects; one GET when nothing has changed."""
+        return self._log.poll()
+
+    def snapshot(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        whole: bool = False,
+        start: int | None = None,
+        known_end: int = 0,
+        check: Callable[[TopicState], None] = lambda topic: None,
+    ) -> ObjectSnapshot:
+        """Open a snapshot of a partition; `whole`, `start` and `known_end` have no effect here."""
+        from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
+
+        return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
+
+    def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
+        """Return the leader epoch of the partition, which never changes; -1 before a record."""
+        known = self.describe(topic).partitions[partition]
+        return known.leader_epoch if known.high_watermark else -1
+
+    def staging_target(self, name: AttemptName) -> StagingTarget:
+        """Return where a task attempt writes: mixed objects."""
+        return StagedObjects(self.client, self._log.state.number, name)
+
+    # --- changing --------------------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Raise InvalidInputError where the log is read-only, or closed."""
+        if self.read_only:
+            raise InvalidInputError(f"{self.root}: the log was opened read-only")
+        if self._is_closed:
+            raise InvalidInputError(f"{self.root}: the log is closed: open it again to write")
+
+    def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
+        """Make the changes that `work` drafts, in one commit; return what it returns."""
+        return self._change(work, now_ms=now_ms)
+
+    def _change(self, work: Callable[[StoreDraft], _Result], *, now_ms: int) -> _Result:
+        self.check_writable()
+        results = []
+
+        def prepare(state: StoreState) -> Mapping[str, Any] | None:
+            draft = StoreDraft(state)
+            results.append(work(draft))
+            return draft.record(now_ms) if draft.is_changed else None
+
+        self._log.commit(prepare)
+        return results[-1]
+
+    def commit(
+        self,
+        staged: Sequence[StagedMessage],
+        *,
+        writer: Writer | None = None,
+        create: NewTopic | None = None,
+        reset_writer: bool = False,
+        now_ms: int | None = None,
+    ) -> CommitResult:
+        """Append what tasks have written, at once or not at all, by one PUT and one GET.
+
+        Batches that messages carry are written to an object first, one PUT per message.
+        """
+
+        at_ms = now_of(now_ms)
+        rows = sum(message.rows for message in staged)
+        ordered = sorted(staged, key=lambda message: message.spark_partition)
+        _check_names(ordered)
+        written: list[StagedMessage] = []
+
+        def append(draft: StoreDraft) -> CommitResult:
+            if not is_new(draft.state, writer, rows, at_ms, reset_writer=reset_writer):
+                return CommitResult(skipped=True, rows=0)
+            if _are_committed(draft.store, ordered):
+                return CommitResult(skipped=True, rows=0)
+            if rows == 0:
+                return CommitResult(skipped=False, rows=0)
+            draft.refuse_gone_topics(ordered)
+            draft.match_topics(ordered, create)
+            for message in ordered[len(written) :]:
+                written.append(self._with_objects(message, draft))
+            offsets = draft.append(written)
+            if writer is not None:
+                draft.record_writer(writer.name, writer.batch_id, rows, at_ms)
+            return CommitResult(skipped=False, rows=rows, offsets=offsets)
+
+        try:
+            result = self._change(append, now_ms=at_ms)
+        except CommitInDoubtError:
+            raise
+        except KafkaLogError:
+            self._discard(message for message in written if message not in ordered)
+            raise
+        if result.skipped or rows == 0:
+            self._discard([*ordered, *written])  # another attempt has committed the batch
+        return result
+
+    def _with_objects(self, message: StagedMessage, draft: StoreDraft) -> StagedMessage:
+        """Return a message whose batches are in objects: write those that it carries."""
+        if not message.data:
+            return message
+        objects = MixedObjects(self.client, draft.store.number, "append")
+        data = memoryview(bytearray(message.data))
+        objects.write(
+            Batches(
+                message.topic_ids[run.topic],
+                run.topic,
+                run.partition,
+                [data[run.position : run.position + run.size]],
+            )
+            for run in message.runs
+        )
+        return dataclasses.replace(
+            message, files=tuple(objects.files), runs=tuple(objects.runs), data=b""
+        )
+
+    def _discard(self, messages: Iterable[StagedMessage | None]) -> None:
+        """Delete the objects of messages that no commit names; a failure is only logged."""
+        names = [file.name for message in messages if message for file in message.files]
+        try:
+            self.client.delete(_unnamed(self._log.state, names))
+        except StorageError as fault:
+            _logger.warning("%s: objects were left, which a sweep deletes: %s", self.root, fault)
+
+    def abort(
+        self,
+        staged: Sequence[StagedMessage | None],
+        *,
+        writer: Writer | None = None,
+        prefix: str | None = None,
+        run: int | None = None,
+        now_ms: int | None = None,
+    ) -> bool:
+        """Delete what a failed batch wrote; return False, and keep all, when it is committed.
+
+        The commit may be under way in a process that is about to die; it cannot land after this.
+        `prefix` and `run` have no effect: what a killed task wrote is named by no message, and a
+        sweep deletes it.
+        """
+        self.check_writable()
+        _check_names(staged)
+        at_ms = now_of(now_ms)
+
+        def is_committed(state: StoreState) -> bool:
+            known = None if writer is None else last_batch(state.log, writer, at_ms)
+            is_last = known is not None and writer is not None and known.batch_id == writer.batch_id
+            return is_last or _are_committed(state, staged)
+
+        is_undone = self._log.abort(is_committed)
+        if is_undone:
+            self._discard(staged)
+        return is_undone
+
+    def sync(self, *, now_ms: int | None = None) -> None:
+        """Do nothing: a store keeps what it has answered for."""
+
+    def delete_records(
+        self, topic: str, partition: int, before: int, *, now_ms: int | None = None
+    ) -> int:
+        """Let a partition begin at offset `before` (-1: at its end); return where it begins.
+
+        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
+        """
+        self.check_partition(topic, partition)
+        return self.change(
+            lambda change: change.delete_records(topic, partition, before), now_ms=now_of(now_ms)
+        )
+
+    def apply_retention(
+        self, topic: str | None = None, *, now_ms: int | None = None
+    ) -> list[RetentionStats]:
+        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
+
+        Extents go whole, in one commit. Returns one entry per partition that lost records.
+        """
+        at_ms = now_of(now_ms)
+
+        def retain(draft: StoreDraft) -> list[RetentionStats]:
+            if topic is not None:
+                draft.topic(topic)
+            return apply_retention(draft, topic, now_ms=at_ms)
+
+        return self._change(retain, now_ms=at_ms)
+
+    def sweep_staged(self, *, now_ms: int) -> int:
+        """Delete objects that no commit names and that are seven days old; return how many.
+
+        The sweep is a commit. A later commit has read it, and refuses an object that it may have
+        deleted. The age spares the work of living queries; the order of commits is the proof.
+        """
+        self.check_writable()
+        before_ms = now_ms - STAGED_RETENTION_MS
+        old = [
+            each.name
+            for each in self.client.list(layout.STORED_DATA)
+            if each.modified_ms < before_ms
+        ]
+        if not _unnamed(self.store_state(), old):
+            return 0
+
+        def sweep(draft: StoreDraft) -> list[str]:
+            orphans = _unnamed(draft.store, old)
+            if orphans:
+                draft.sweep(max(map(layout.seen_by_stored, orphans)))
+            return orphans
+
+        orphans = self._change(sweep, now_ms=now_ms)
+        self.client.delete(orphans)
+        return len(orphans)
+
+    def close(self) -> None:
+        """Refuse writes from now on."""
+        self._is_closed = True
+
+
+def _opened(address: StoreAddress, read_only: bool) -> ObjectLog:
+    return ObjectLog(address, read_only=read_only, create=False)
+
+
+def _unnamed(state: StoreState, names: Iterable[str]) -> list[str]:
+    """Return the objects that no commit names."""
+    return [name for name in names if name not in state.objects and name not in state.dead]
+
+
+def _are_committed(state: StoreState, staged: Iterable[StagedMessage | None]) -> bool:
+    """Return whether a commit names the objects of messages: then it is a retry without writer."""
+    return any(
+        file.name in state.objects or file.name in state.dead
+        for message in staged
+        if message
+        for file in message.files
+    )
+
+
+def _check_names(staged: Iterable[StagedMessage | None]) -> None:
+    """Refuse messages that name other objects than tasks write. Raises InvalidInputError."""
+    for message in staged:
+        for file in message.files if message else ():
+            try:
+                layout.seen_by_stored(file.name)
+            except ValueError:
+                raise InvalidInputError(
+                    f"{file.name!r} is no object of records: the message was not made by a task "
+                    "that writes to this log"
+                ) from None

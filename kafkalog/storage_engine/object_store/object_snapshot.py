@@ -1,0 +1,133 @@
+"""A snapshot of a partition in an object store: its state after one commit, and its extents.
+
+Objects are immutable, so a snapshot holds nothing open and needs no lock. Each extent is read as a
+segment without indexes. The commit log lists the extents, so within one the batches have no gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
+from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRanges
+from kafkalog.storage_engine.object_store.store_state import covering
+from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+from kafkalog.storage_engine.segment.offset_chain import OffsetChain
+from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
+
+
+class ObjectSnapshot(PartitionSnapshot):
+    """A snapshot of a partition in an object store; see the module."""
+
+    def __init__(
+        self,
+        ranges: FetchedRanges,
+        topic: str,
+        partition: int,
+        state: PartitionState,
+        extents: Sequence[PlacedExtent],
+    ) -> None:
+        """Take the extents, ascending, that reads of this snapshot may need; send no request.
+
+        `ranges` may be those of several snapshots, which one task reads.
+        """
+        super().__init__(topic, partition, state)
+        self._ranges = ranges
+        self._extents = extents
+
+    def close(self) -> None:
+        """Forget all bytes."""
+        self._ranges.close()
+
+    def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
+        """Yield the extents that may hold offsets of [start, end), ascending."""
+        yield from map(self._opened, self._wanted(start, end))
+
+    def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
+        wanted = self._wanted(start, end)
+        for place, placed in enumerate(wanted):
+            yield self._opened(placed, wanted[place + 1 : place + 1 + AHEAD])
+
+    def whole_segments(self) -> Sequence[OpenSegment]:
+        """Return all extents, ascending."""
+        wanted = self._wanted(self.state.log_start_offset, self.state.high_watermark)
+        return [*map(self._opened, wanted)]
+
+    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
+        """Return none: the markers in the log decide."""
+        return IndexedTransactions(list, known=[], kept_max=kept_max)
+
+    def largest_timestamp(self, start: int, end: int) -> int:
+        """Return the largest time of the extents that lie wholly in [start, end)."""
+        inside = (
+            extent.max_timestamp
+            for _, extent in covering(self._extents, start, end)
+            if start <= extent.base_offset and extent.next_offset <= end
+        )
+        return max(inside, default=layout.NO_TIMESTAMP)
+
+    def _opened(self, placed: PlacedExtent, following: Sequence[PlacedExtent] = ()) -> OpenSegment:
+        extent = placed.extent
+        return OpenSegment(
+            ExtentBytes(self._ranges, placed, following),
+            f"{self._ranges.client.address}/{placed.object_name}, extent of byte {extent.position}",
+            extent.base_offset,
+            end_offset=extent.next_offset,
+            begin_chain=_without_gaps,
+            largest_timestamp=extent.max_timestamp,
+        )
+
+    def _wanted(self, start: int, end: int) -> Sequence[PlacedExtent]:
+        """Return the extents that hold [start, end); raises StorageError if one is missing."""
+        if end > self.state.high_watermark:
+            raise self._out_of_range(end, self.state)
+        wanted = covering(self._extents, start, end)
+        first = max(start, self.state.log_start_offset)
+        for _, extent in wanted:
+            if extent.base_offset > first:
+                break
+            first = max(first, extent.next_offset)
+        if first < end:
+            raise StorageError(
+                f"{self._ranges.client.address}: the extent of offset {first} of "
+                f"{self.topic}-{self.partition} is missing. Restore the log."
+            )
+        return wanted
+
+
+def open_snapshot(
+    client: ObjectClient,
+    state: StoreState,
+    topic: str,
+    partition: int,
+    *,
+    check: Callable[[TopicState], None] = lambda topic: None,
+) -> ObjectSnapshot:
+    """Open a partition as it is in a state; sends no request.
+
+    `check` may refuse the state. Raises UnknownTopicError, and InvalidInputError for a partition
+    that the topic does not have.
+    """
+    known = state.log.topic(topic)
+    if not 0 <= partition < len(known.partitions):
+        raise InvalidInputError(
+            f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
+            f"there is no {partition}"
+        )
+    check(known)
+    extents = state.extents(known.topic_id, partition)
+    held = known.partitions[partition]
+    return ObjectSnapshot(FetchedRanges(client, extents), topic, partition, held, extents)
+
+
+def _without_gaps(base_offset: int, size: int | None, next_offset: int | None) -> OffsetChain:
+    return OffsetChain([], next_offset, 0)

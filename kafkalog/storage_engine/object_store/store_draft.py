@@ -1,0 +1,99 @@
+"""The change of one commit of a log in an object store: that of every log, and its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kafkalog.storage_engine.metadata.log_change import LogChange
+from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.object_store.store_state import Extent, StoreChange, StoreState
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
+
+
+class StoreDraft(LogChange):
+    """Changes of a log in an object store; `store` is the state before them."""
+
+    def __init__(self, store: StoreState) -> None:
+        self._changes = StoreChange()
+        super().__init__(store.log, self._changes)
+        self.store = store
+        self._ends: dict[tuple[str, int], int] = {}
+        self._has_ended_records = False
+
+    def append(
+        self, messages: Iterable[StagedMessage]
+    ) -> Mapping[tuple[str, int], tuple[int, int]]:
+        """Append the objects of messages; return (first, next) offset per (topic, partition)."""
+        for message in messages:
+            self._append(message)
+        return {
+            (topic, number): (self.topic(topic).partitions[number].high_watermark, end)
+            for (topic, number), end in self._ends.items()
+        }
+
+    def _append(self, message: StagedMessage) -> None:
+        extents: list[list[Extent]] = [[] for _ in message.files]
+        for run in message.runs:
+            place = run.topic, run.partition
+            known = self.topic(run.topic)
+            state = known.partitions[run.partition]
+            start = self._ends.get(place, state.high_watermark)
+            end = self._ends[place] = start + run.rows
+            extents[run.file].append(
+                Extent(
+                    known.topic_id,
+                    run.partition,
+                    run.position,
+                    run.size,
+                    start,
+                    end,
+                    state.leader_epoch,
+                    run.max_timestamp,
+                )
+            )
+        for file, of_file in zip(message.files, extents, strict=True):
+            self._changes.add(file.name, file.size, of_file)
+
+    def delete_topic(self, name: str, now_ms: int) -> None:
+        """Delete a topic, and drop the objects that have records of no other."""
+        super().delete_topic(name, now_ms)
+        self._has_ended_records = True
+
+    def raise_log_start(self, topic: str, number: int, offset: int) -> None:
+        """Raise a partition's log start, and drop the objects whose records are all below."""
+        super().raise_log_start(topic, number, offset)
+        self._has_ended_records = True
+
+    def sweep(self, seen: int) -> None:
+        """Declare objects dead that no commit names and whose writers had seen no later commit."""
+        self._changes.swept = seen
+
+    def record(self, now_ms: int) -> dict[str, Any]:
+        """Return the content of the commit."""
+        for (topic, number), end in self._ends.items():
+            self.change_partition(topic, number, high_watermark=end, last_stable_offset=end)
+        if self._has_ended_records:
+            self._drop_ended(self.state.apply(self.state.number + 1, self._changes.record(now_ms)))
+        return self._changes.record(now_ms)
+
+    def _drop_ended(self, after: State) -> None:
+        """Drop the objects of which no record is left; forget deleted topics that are in none."""
+        live = {topic.topic_id: topic for topic in after.topics.values()}
+        gone = {*self.state.deleting}
+        for name, each in self.store.objects.items():
+            if any(is_live(extent, live) for extent in each.extents):
+                gone -= {extent.topic_id for extent in each.extents}
+            else:
+                self._changes.drop(name)
+        for topic_id in gone:
+            self.forget_deleted(topic_id)
+
+
+def is_live(extent: Extent, topics: Mapping[str, TopicState]) -> bool:
+    """Return whether a record of an extent can be read; `topics` are those that exist, by id."""
+    topic = topics.get(extent.topic_id)
+    return (
+        topic is not None
+        and extent.next_offset > topic.partitions[extent.partition].log_start_offset
+    )

@@ -1,0 +1,250 @@
+"""The content of a log in an object store after one of its commits; immutable.
+
+It is the state that a local log has too, with its topics, partitions and writers, and the objects
+that hold the records. A commit's change is that of the local journal, with these objects added.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import EMPTY, Change, State
+from kafkalog.storage_engine.object_store.layered_map import LayeredMap
+from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequence
+
+SNAPSHOT_COMMITS: Final = 500
+SNAPSHOT_BYTES: Final = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of record batches of one partition in an object.
+
+    The batches keep offsets from 0. A reader stamps the base offset and the leader epoch.
+    """
+
+    topic_id: str
+    partition: int
+    position: int
+    size: int
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    max_timestamp: int
+    """The largest timestamp of its batches in epoch ms; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataObject:
+    """An object with records: its size, the commit that added it, and its extents."""
+
+    size: int
+    added_at: int
+    extents: Sequence[Extent]
+
+
+class PlacedExtent(NamedTuple):
+    """An extent, and the name of its object."""
+
+    object_name: str
+    extent: Extent
+
+
+_Extents: TypeAlias = dict[tuple[str, int], LayeredSequence[PlacedExtent]]
+
+
+def covering(extents: Sequence[PlacedExtent], start: int, end: int) -> Sequence[PlacedExtent]:
+    """Return the extents, ascending, that hold offsets of [start, end)."""
+    first = bisect_right(extents, start, key=lambda placed: placed.extent.next_offset)
+    stop = bisect_left(extents, end, lo=first, key=lambda placed: placed.extent.base_offset)
+    return extents[first:stop]
+
+
+class _ExtentIndex:
+    """The extents of each partition, ascending; made at the first question.
+
+    Later states derive theirs from it, so a reader that polls sorts no extent twice.
+    """
+
+    def __init__(self) -> None:
+        self._found: _Extents | None = None
+
+    def of(
+        self, objects: Mapping[str, DataObject], topic_id: str, partition: int
+    ) -> Sequence[PlacedExtent]:
+        """Return the extents of a partition; `objects` are those of the state."""
+        if self._found is None:
+            self._found = _merged({}, objects)
+        return self._found.get((topic_id, partition), ())
+
+    def after(
+        self, dropped: Mapping[str, DataObject], added: Mapping[str, DataObject]
+    ) -> _ExtentIndex:
+        """Return the index of the state in which some objects are dropped and some added."""
+        index = _ExtentIndex()
+        if self._found is not None:
+            found = dict(self._found)
+            for place in {(e.topic_id, e.partition) for o in dropped.values() for e in o.extents}:
+                kept = [each for each in found[place] if each.object_name not in dropped]
+                found[place] = LayeredSequence[PlacedExtent]().extended(kept)
+            index._found = _merged(found, added)
+        return index
+
+
+def _merged(found: _Extents, added: Mapping[str, DataObject]) -> _Extents:
+    """Add the extents of objects to those of each partition."""
+    new: dict[tuple[str, int], list[PlacedExtent]] = {}
+    for name, each in added.items():
+        for extent in each.extents:
+            place = extent.topic_id, extent.partition
+            new.setdefault(place, []).append(PlacedExtent(name, extent))
+    for place, extents in new.items():
+        extents.sort(key=_base_offset)
+        known = found.get(place) or LayeredSequence()
+        if known and _base_offset(extents[0]) < _base_offset(known[-1]):
+            together = sorted([*known, *extents], key=_base_offset)
+            found[place] = LayeredSequence[PlacedExtent]().extended(together)
+        else:
+            found[place] = known.extended(extents)
+    return found
+
+
+def _base_offset(placed: PlacedExtent) -> int:
+    return placed.extent.base_offset
+
+
+class StoreChange(Change):
+    """The changes of one commit, with the objects that it adds and drops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.objects: dict[str, list[Any]] = {}
+        self.dropped: list[str] = []
+        self.swept: int | None = None
+
+    def __bool__(self) -> bool:
+        return super().__bool__() or bool(self.objects or self.dropped or self.swept is not None)
+
+    def add(self, name: str, size: int, extents: Sequence[Extent]) -> None:
+        """Add an object with records."""
+        self.objects[name] = [size, [_values(extent) for extent in extents]]
+
+    def drop(self, name: str) -> None:
+        """Drop an object: another one has its records, or they are gone."""
+        self.dropped.append(name)
+
+    def record(self, time_ms: int) -> dict[str, Any]:
+        """Return the content of a commit."""
+        content = super().record(time_ms)
+        if self.objects:
+            content["objects"] = self.objects
+        if self.dropped:
+            content["dropped"] = self.dropped
+        if self.swept is not None:
+            content["swept"] = self.swept
+        return content
+
+
+def _values(extent: Extent) -> list[Any]:
+    return [getattr(extent, name) for name in Extent.__slots__]
+
+
+def _extent(values: Sequence[Any]) -> Extent:
+    topic_id, *numbers = values
+    found = Extent(str(topic_id), *map(int, numbers))
+    is_short = not found.size or found.next_offset <= found.base_offset
+    if is_short or min(numbers[:-1]) < 0 or found.max_timestamp < -1:
+        raise ValueError(f"{values}: no extent")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoreState:
+    """The whole log after one commit."""
+
+    log: State = field(default_factory=State)
+    objects: LayeredMap[DataObject] = field(default_factory=LayeredMap)
+    dead: LayeredMap[int] = field(default_factory=LayeredMap)
+    """Objects that were dropped, with the number of the commit that did so."""
+    swept: int = -1
+    """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
+    bytes_since: int = 0
+    """The size of the commits since a snapshot was due."""
+    is_snapshot_due: bool = False
+    """The writer of this commit also writes a snapshot: every reader decides so alike."""
+    index: _ExtentIndex = field(default_factory=_ExtentIndex, compare=False, repr=False)
+
+    @property
+    def number(self) -> int:
+        """The number of the commit that led to this state."""
+        return self.log.number
+
+    def extents(self, topic_id: str, partition: int) -> Sequence[PlacedExtent]:
+        """Return the extents of a partition with the names of their objects, ascending."""
+        return self.index.of(self.objects, topic_id, partition)
+
+    def apply(self, number: int, change: Mapping[str, Any], size: int) -> StoreState:
+        """Return the state after a commit of `size` bytes.
+
+        Raises ValueError, TypeError, KeyError and similar for a change that no commit makes.
+        """
+        if number != self.number + 1:
+            raise ValueError(f"commit {number} after {self.number}")
+        state = self._changed(number, change)
+        since = self.bytes_since + size
+        is_due = number % SNAPSHOT_COMMITS == 0 or since >= SNAPSHOT_BYTES
+        return dataclasses.replace(
+            state, bytes_since=0 if is_due else since, is_snapshot_due=is_due
+        )
+
+    def _changed(self, number: int, change: Mapping[str, Any]) -> StoreState:
+        log = self.log.apply(number, change)
+        objects, dead, index = self.objects, self.dead, self.index
+        dropped = change.get("dropped", ())
+        added = {}
+        for name, (size, extents, *added_at) in change.get("objects", EMPTY).items():
+            layout.seen_by_stored(name)
+            number_added = int(added_at[0]) if added_at else number
+            added[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
+        if dropped or added:
+            index = index.after({name: objects[name] for name in dropped}, added)
+            objects = objects.changed(added, dropped)
+        gone = dict.fromkeys(dropped, number)
+        gone |= {name: int(at) for name, at in change.get("dead", EMPTY).items()}
+        if gone:
+            dead = dead.changed(gone)
+        swept = max(self.swept, int(change.get("swept", -1)))
+        return StoreState(log, objects, dead, swept, index=index)
+
+    def check_unswept(self, change: Mapping[str, Any]) -> None:
+        """Raise StorageError for a new object that a sweep has declared dead."""
+        for name in change.get("objects", EMPTY):
+            if layout.seen_by_stored(name) <= self.swept:
+                raise StorageError(
+                    f"{name}: the object is older than a sweep, which may delete it (expected a "
+                    f"writer that has seen commit {self.swept + 1}). Run the batch again."
+                )
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the content of a snapshot, from which `of_snapshot` makes this state."""
+        objects = {
+            name: [each.size, [_values(extent) for extent in each.extents], each.added_at]
+            for name, each in self.objects.items()
+        }
+        return {
+            **self.log.snapshot(),
+            "objects": objects,
+            "dead": dict(self.dead),
+            "swept": self.swept,
+        }
+
+    @classmethod
+    def of_snapshot(cls, number: int, content: Mapping[str, Any]) -> StoreState:
+        """Return the state that a snapshot holds; raises as `apply` does."""
+        return cls()._changed(number, content)

@@ -1,0 +1,44 @@
+"""The bytes of a `.log`, wherever they are: the seam below segment readers and scans.
+
+A log directory has them in a file. A log in an object store has them in extents of objects.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+from kafkalog.storage_engine.fs import files
+
+
+class ByteSource(Protocol):
+    """Bytes that are read at positions."""
+
+    def size(self) -> int:
+        """Return how many bytes there are now."""
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """Return `size` bytes at `position`; fewer only at the end."""
+
+
+class FileBytes:
+    """The bytes of an open file."""
+
+    __slots__ = ("fd",)
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def size(self) -> int:
+        """Return the size of the file now."""
+        return os.fstat(self.fd).st_size
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """Return `size` bytes at `position`; fewer only at the end of the file."""
+        return files.read_at(self.fd, size, position)
+
+    def close(self) -> None:
+        """Close the file; whoever still reads meets a closed descriptor, not another file's."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)

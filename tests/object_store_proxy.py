@@ -1,0 +1,192 @@
+"""A proxy in front of an S3 server that counts requests and spoils some of them.
+
+It runs in threads of the test's process. A `Rule` says which request is spoiled, and how.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import urllib.parse
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Fault(Enum):
+    """A way to spoil a request: refused, lost, answered wrongly though it was done, or late."""
+
+    REFUSED_412 = 412
+    REFUSED_409 = 409
+    REFUSED_500 = 500
+    REFUSED_503 = 503
+    STALE_404 = 404
+    DONE_BUT_500 = "500 after success"
+    REQUEST_LOST = "the request is lost"
+    ANSWER_LOST = "the answer is lost after success"
+    CUT_BODY = "half of the body, then the end"
+    LATE = "late"
+    MEANWHILE = "the victim before the request, which is then done"
+    VICTIM_BEFORE = "the victim before the request"
+    VICTIM_AFTER = "the victim after the request, before the answer"
+
+
+_CODES = {
+    404: "NoSuchKey",
+    409: "ConditionalRequestConflict",
+    412: "PreconditionFailed",
+    500: "InternalError",
+    503: "SlowDown",
+}
+_OF_THIS_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
+
+
+@dataclass
+class Rule:
+    """Spoil `times` requests of a kind that have `part` in their address, after the first ones."""
+
+    fault: Fault
+    kind: str = "*"
+    part: str = ""
+    after: int = 0
+    times: int = 1
+    seconds: float = 0.0
+    met: int = field(default=0, init=False)
+
+    def takes(self, kind: str, path: str) -> bool:
+        """Count a request that the rule is about; return whether it is to be spoiled."""
+        if self.kind not in {"*", kind} or self.part not in path:
+            return False
+        self.met += 1
+        return self.after < self.met <= self.after + self.times
+
+
+class StoreProxy:
+    """The proxy; a context manager. `port` is its own, `upstream` that of the server."""
+
+    def __init__(self, upstream: int) -> None:
+        self.upstream = upstream
+        self.victim: Callable[[], None] = lambda: None
+        """Called by the faults MEANWHILE, VICTIM_BEFORE and VICTIM_AFTER."""
+        self.rules: list[Rule] = []
+        self.lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+        self.requests: list[str] = []
+        proxy = self
+
+        class Handler(_Handler):
+            owner = proxy
+
+        self._server = _Server(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def reset(self, *rules: Rule) -> None:
+        """Begin to count again, with these rules alone."""
+        with self.lock:
+            self.counts.clear()
+            self.requests.clear()
+            self.rules = [*rules]
+
+    def noted(self, kind: str, path: str) -> Rule | None:
+        """Count a request; return the rule that spoils it."""
+        with self.lock:
+            self.counts[kind] += 1
+            self.requests.append(f"{kind} {path}")
+            return next((rule for rule in self.rules if rule.takes(kind, path)), None)
+
+    def __enter__(self) -> StoreProxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 256
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a killed client, or a spoiled request, breaks its connection."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # head and body leave together
+    owner: StoreProxy
+
+    def log_message(self, *_: object) -> None:
+        """Write no log."""
+
+    def _serve(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        parts = urllib.parse.urlsplit(self.path)
+        query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
+        kind = "LIST" if "list-type" in query else "DELETE" if "delete" in query else self.command
+        rule = self.owner.noted(kind, urllib.parse.unquote(self.path))
+        fault = rule.fault if rule else None
+        if fault in {Fault.VICTIM_BEFORE, Fault.MEANWHILE}:
+            self.owner.victim()
+            fault = Fault.REQUEST_LOST if fault is Fault.VICTIM_BEFORE else None
+        if fault is Fault.LATE:
+            assert rule is not None
+            time.sleep(rule.seconds)
+        if fault is Fault.REQUEST_LOST:
+            self._hang_up()
+        elif fault is not None and isinstance(fault.value, int):
+            self._refuse(fault.value)
+        else:
+            self._forward(body, fault)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
+
+    def _forward(self, body: bytes, fault: Fault | None) -> None:
+        upstream = http.client.HTTPConnection("127.0.0.1", self.owner.upstream, timeout=60)
+        try:
+            headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
+            upstream.request(self.command, self.path, body=body, headers=headers)
+            answer = upstream.getresponse()
+            data = answer.read()
+        finally:
+            upstream.close()
+        if fault is Fault.VICTIM_AFTER:
+            self.owner.victim()
+        if fault in {Fault.VICTIM_AFTER, Fault.ANSWER_LOST}:
+            self._hang_up()
+        elif fault is Fault.DONE_BUT_500:
+            self._refuse(500)
+        else:
+            size = answer.headers["Content-Length"] if self.command == "HEAD" else str(len(data))
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in _OF_THIS_HOP:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", size or "0")
+            self.end_headers()
+            is_cut = fault is Fault.CUT_BODY
+            self.wfile.write(data[: len(data) // 2] if is_cut else data)
+            if is_cut:
+                self._hang_up()
+
+    def _refuse(self, status: int) -> None:
+        body = f"<Error><Code>{_CODES[status]}</Code><Message>spoiled</Message></Error>".encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _hang_up(self) -> None:
+        self.wfile.flush()
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)

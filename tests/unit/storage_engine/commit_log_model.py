@@ -1,0 +1,170 @@
+"""All interleavings of committers, a reader and a collector of the commit log, as a model.
+
+A process knows the number of its last commit. Each step is one request. The variants differ in what
+a process asks after it created or read a commit: nothing, whether the commit before it is still
+there, or the boundary. The last is the rule; the others have to be found wrong.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+
+class Check(Enum):
+    """What is asked after a commit was created or read."""
+
+    NOTHING = "nothing"
+    PREDECESSOR = "is the commit before it still there?"
+    BOUNDARY = "is the boundary below it?"
+
+
+class Process(NamedTuple):
+    """A committer or a reader: its step, its last commit and that one's token, its own commits."""
+
+    step: str = "idle"
+    number: int = 0
+    token: object = "new"
+    made: int = 0
+    next_token: object = None
+    """Of the commit that was read and is not checked yet."""
+
+
+class World(NamedTuple):
+    """The store, what truly happened, and the processes."""
+
+    present: frozenset[tuple[int, object]] = frozenset({(0, "new")})
+    truth: tuple[object, ...] = ()
+    """The token of each commit, from number 1: a create that made the log longer."""
+    boundary: int = -1
+    committers: tuple[Process, ...] = ()
+    reader: Process = Process()
+    collecting: int = 0
+    """Up to which number the collector deletes; 0 if it rests."""
+
+
+class Violation(Exception):
+    """A process believes in a commit that is not true."""
+
+
+class Model:
+    """The steps of all processes under one variant."""
+
+    def __init__(
+        self, check: Check, tries: tuple[int, ...], commits: int, *, has_reader: bool = True
+    ) -> None:
+        self.check = check
+        self.tries = tries
+        self.commits = commits
+        self.has_reader = has_reader
+
+    def explore(self) -> int:
+        """Visit every world; return their count. Raises Violation with the way to a false one."""
+        first = World(committers=(Process(),) * len(self.tries))
+        came: dict[World, tuple[World, str] | None] = {first: None}
+        waiting = collections.deque([first])
+        while waiting:
+            world = waiting.popleft()
+            try:
+                for name, after in self.steps(world):
+                    if after not in came:
+                        came[after] = world, name
+                        waiting.append(after)
+            except Violation as found:
+                way = [str(found)]
+                while before := came[world]:
+                    world, name = before
+                    way.append(name)
+                raise Violation(" | ".join(reversed(way))) from None
+        return len(came)
+
+    def steps(self, world: World) -> Iterator[tuple[str, World]]:
+        """Yield each step that some process can take, and the world after it."""
+        for each, process in enumerate(world.committers):
+            for name, after, present, truth in self.committer(world, each, process):
+                others = (*world.committers[:each], after, *world.committers[each + 1 :])
+                yield (
+                    f"c{each} {name}",
+                    world._replace(present=present, truth=truth, committers=others),
+                )
+        if self.has_reader:
+            for name, reader in self.reading(world, world.reader):
+                yield f"r {name}", world._replace(reader=reader)
+        yield from self.collector(world)
+
+    def committer(
+        self, world: World, each: int, process: Process
+    ) -> Iterator[tuple[str, Process, frozenset[tuple[int, object]], tuple[object, ...]]]:
+        """Yield the steps of a committer: it follows the log, then creates the next number."""
+        present, truth = world.present, world.truth
+        number, mine = process.number + 1, (each, process.made)
+        found = dict(present).get(number)
+        if process.step in {"idle", "seen", "reopen"}:
+            for name, after in self.reading(world, process):
+                yield name, after, present, truth
+            if process.step == "idle" and found is None and process.made < self.tries[each]:
+                yield f"finds no {number}", process._replace(step="put"), present, truth
+        elif process.step == "put":
+            if found is not None:
+                yield f"412 at {number}", process._replace(step="idle"), present, truth
+            elif number <= len(truth):
+                created = present | {(number, mine)}
+                yield f"creates {number} again", process._replace(step="check"), created, truth
+            elif len(truth) < self.commits:
+                created = present | {(number, mine)}
+                yield (
+                    f"creates {number}",
+                    process._replace(step="check"),
+                    created,
+                    (*truth, mine),
+                )
+        elif process.step == "check":
+            if not self.is_sound(world, process):
+                yield f"is fenced at {number}", process._replace(step="reopen"), present, truth
+                return
+            if truth[number - 1] != mine:
+                raise Violation(f"c{each} believes that it made {number}")
+            after = Process("idle", number, mine, process.made + 1)
+            yield f"has made {number}", after, present, truth
+
+    def reading(self, world: World, process: Process) -> Iterator[tuple[str, Process]]:
+        """Yield the steps of a process that follows the log."""
+        number = process.number + 1
+        if process.step == "idle":
+            token = dict(world.present).get(number)
+            if token is not None:
+                yield f"reads {number}", process._replace(step="seen", next_token=token)
+        elif process.step == "seen":
+            if not self.is_sound(world, process):
+                yield f"doubts {number}", process._replace(step="reopen", next_token=None)
+                return
+            if world.truth[number - 1] != process.next_token:
+                raise Violation(f"a process believes a false {number}")
+            yield f"takes {number}", Process("idle", number, process.next_token, process.made)
+        else:
+            newest, token = max(world.present, key=lambda one: one[0])
+            yield f"opens at {newest}", Process("idle", newest, token, process.made)
+
+    def is_sound(self, world: World, process: Process) -> bool:
+        """Return what the variant's question is answered."""
+        if self.check is Check.BOUNDARY:
+            return process.number + 1 > world.boundary
+        if self.check is Check.PREDECESSOR:
+            return process.number in dict(world.present)
+        return True
+
+    def collector(self, world: World) -> Iterator[tuple[str, World]]:
+        """Yield the steps of the collector; the newest commit always stays."""
+        oldest = min(number for number, _ in world.present)
+        newest = max(number for number, _ in world.present)
+        if not world.collecting:
+            for to in range(max(1, oldest), len(world.truth)):
+                moved = world._replace(boundary=max(world.boundary, to), collecting=to)
+                yield f"boundary {to}", moved
+        elif oldest <= world.collecting and oldest < newest:
+            left = frozenset(one for one in world.present if one[0] != oldest)
+            yield f"deletes {oldest}", world._replace(present=left)
+        else:
+            yield "the collector rests", world._replace(collecting=0)

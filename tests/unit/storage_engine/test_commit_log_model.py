@@ -1,0 +1,27 @@
+"""The rule of the commit log, checked in all interleavings of a model of its processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.storage_engine.commit_log_model import Check, Model, Violation
+
+
+def test_with_the_boundary_no_interleaving_loses_or_invents_a_commit() -> None:
+    assert Model(Check.BOUNDARY, tries=(1, 2), commits=3).explore() > 5_000
+
+
+@pytest.mark.slow
+def test_with_the_boundary_three_committers_lose_nothing_either() -> None:
+    assert Model(Check.BOUNDARY, tries=(1, 1, 4), commits=3).explore() > 300_000
+
+
+def test_without_a_check_a_stopped_committer_believes_in_a_lost_commit() -> None:
+    with pytest.raises(Violation, match="believes that it made"):
+        Model(Check.NOTHING, tries=(1, 2), commits=2).explore()
+
+
+def test_to_ask_for_the_commit_before_is_not_enough() -> None:
+    """A second stopped committer may have made that one again. SlateDB: issues 352 and 1622."""
+    with pytest.raises(Violation, match="believes"):
+        Model(Check.PREDECESSOR, tries=(1, 1, 3), commits=3, has_reader=False).explore()

@@ -146,7 +146,7 @@ class RangeReader:
                 place = one.range.partition
                 snapshot = ObjectSnapshot(fetched, *place, one.state, one.extents)
                 if one.is_view:
-                    yield from self._latest(snapshot, one.range, may_be_passed=is_stream)
+                    yield from self._latest(snapshot, one.range, is_of_stream=is_stream)
                 else:
                     yield from self._records(snapshot, one.range)
 

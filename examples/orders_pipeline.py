@@ -33,7 +33,6 @@ CUSTOMERS: Final = "customers"
 BAD: Final = "orders-bad"
 FIRST: Final = "region string, id int, item string, n int"
 SECOND: Final = f"{FIRST}, note string"
-SECONDS: Final = 120
 
 Change = tuple[dict[str, Any] | str, dict[str, Any] | str | None]
 """Key and value of a record; None deletes."""
@@ -115,11 +114,15 @@ def _text(value: dict[str, Any] | str) -> str:
 def follow(spark: SparkSession, path: Path, name: str, topic: str, target: Upsert) -> None:
     """Bring a table to the end of its topic."""
     view = kafkalog.KTableView(
-        spark, path / "log", topic, target, checkpoint=path / "views" / f"{name}-{topic}"
+        spark,
+        path / "log",
+        topic,
+        target,
+        checkpoint=path / "views" / f"{name}-{topic}",
+        trigger={"availableNow": True},
     )
-    view.start()
     try:
-        view.wait_until(timeout_s=SECONDS)
+        view.start().awaitTermination()
         print(f"{name:8} {topic:9} bad records {view.progress().bad_records}")
     finally:
         view.stop()

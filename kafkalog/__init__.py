@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +62,12 @@ def open(
     cleaner: bool | CleanerConfig = False,
     read_only: bool = False,
     create: bool = True,
+    options: Mapping[str, str] | None = None,
 ) -> KafkaLog:
     """Open a log, creating it unless `create` is false; a context manager.
 
     `path` is a directory, or the URL of a log in an object store: `s3://bucket/prefix`, `gs://` or
-    `az://`. Secrets come from the environment.
+    `az://`. Its `options` are Spark's `store.*`; secrets come from the environment.
     `cleaner=True` (or a `kafkalog.cleaner.CleanerConfig`) runs the background cleaner in this
     process until the log is closed. A Kafka broker's log directory, or a list of all of one
     broker's, is only read, also while the broker runs. Raises InvalidInputError when `path` is a
@@ -74,7 +75,7 @@ def open(
     """
     from kafkalog.log import KafkaLog
 
-    return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create)
+    return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create, options=options)
 
 
 def __dir__() -> list[str]:

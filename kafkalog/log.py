@@ -58,6 +58,7 @@ class KafkaLog:
         cleaner: bool | CleanerConfig = False,
         read_only: bool = False,
         create: bool = True,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         from kafkalog.cleaner.config import CleanerConfig
 
@@ -67,7 +68,7 @@ class KafkaLog:
             )
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
-        self._engine = open_engine(path, read_only=read_only, create=create)
+        self._engine = open_engine(path, read_only=read_only, create=create, options=options)
         self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner

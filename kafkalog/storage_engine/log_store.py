@@ -14,7 +14,7 @@ from kafkalog.storage_engine.metadata.address import (
     log_directories,
     log_directory,
 )
-from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url, store_address
+from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 
 __all__ = [
     "LogEngine",
@@ -44,7 +44,7 @@ def open_store(
         place: A directory, several of a broker, a URL, or an address in an object store.
         read_only: Whether nothing is ever written.
         create: Whether a missing log is created.
-        options: Options `store.*`, which complete a URL; others are left out.
+        options: Options `store.*`, which complete a URL; a directory takes none.
 
     Returns:
         The log.
@@ -117,9 +117,9 @@ def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
 
 def _address(place: Place, options: Mapping[str, str] | None) -> Place:
     """Return a place, a URL of an object store as the address that it is."""
-    if isinstance(place, str) and is_store_url(place):
-        return StoreAddress.parse(place, options)
-    return place
+    if isinstance(place, StoreAddress):
+        return place
+    return store_address({"path": str(place), **(options or {})}) or place
 
 
 def _object_log(address: StoreAddress, *, read_only: bool, create: bool) -> LogEngine:

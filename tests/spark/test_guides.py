@@ -10,13 +10,15 @@ import shlex
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from tests import ROOT
 
 pytest_plugins = ["pytester"]
@@ -77,11 +79,39 @@ def test_a_guide_does_what_it_shows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     PREPARED.get(guide, lambda _: None)(tmp_path)
-    names: dict[str, Any] = {"spark": spark}
+    run_guide(guide, {"spark": spark}, tmp_path, kafkalog)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_guide_to_object_stores_does_what_it_shows(
+    spark: Any,
+    tmp_path: Path,
+    kafkalog: Any,  # noqa: F811 - the fixture
+    s3_address: StoreAddress,
+) -> None:
+    """The server that its reader starts is the tests' own."""
+    places = {
+        "http://127.0.0.1:9000": str(s3_address.endpoint),
+        "s3://bucket/orders": f"{s3_address}/orders",
+    }
+    run_guide("object-store", {"spark": spark}, tmp_path, kafkalog, places)
+
+
+def run_guide(
+    guide: str,
+    names: dict[str, Any],
+    tmp_path: Path,
+    kafkalog: Any,  # noqa: F811 - the fixture
+    places: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Run the blocks of a guide with its `places` replaced, and compare what they print."""
     found = list(blocks(guide))
     assert found
     for block in found:
         source = block.source.replace("/data/", f"{tmp_path}/")
+        for shown, place in places.items():
+            source = source.replace(shown, place)
         if block.kind == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):

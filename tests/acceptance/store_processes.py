@@ -7,6 +7,7 @@ process for each job that it is given, a line of JSON each. A fork has all modul
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import pickle
@@ -23,9 +24,9 @@ from typing import Any
 import obstore  # noqa: F401 - for the forks
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.object_store import (  # noqa: F401 - for the forks
+from kafkalog.storage_engine.object_store import (
     object_log,
-    staged_objects,
+    staged_objects,  # noqa: F401 - for the forks
     store_state,
 )
 from kafkalog.storage_engine.object_store.address import StoreAddress
@@ -33,7 +34,7 @@ from tests import ROOT
 from tests.object_store_server import StoreServer
 from tests.unit.sink.spark_write import Row, SparkWrite
 
-__all__ = ["FAILED", "Nursery", "options_of", "rows_of"]
+__all__ = ["FAILED", "TASKS", "Nursery", "digest_of", "options_of", "rows_of"]
 
 TASKS = 2
 FAILED = 3
@@ -61,7 +62,7 @@ def rows_of(name: str, batch_id: int, task: int, count: int = 30) -> list[Row]:
 
 
 class _Job:
-    """A job of a fork: a micro-batch, a commit of what another process has staged, or many."""
+    """The jobs of a fork: micro-batches, a commit of what another process staged, a read."""
 
     def __init__(
         self,
@@ -107,6 +108,36 @@ class _Job:
         while not Path(until).exists():
             self.micro_batch(batch_id)
             batch_id += 1
+
+    def follow(self, until: str, told: str) -> None:
+        """Read what is new, again and again, until there is a file; then tell what was read.
+
+        Rows of one writer must ascend in each partition.
+        """
+        address = StoreAddress.parse(str(self.write.root), self.write.options)
+        log = object_log.ObjectLog(address, read_only=True)
+        digests: dict[int, Any] = {}
+        ends: dict[int, int] = {}
+        last: dict[tuple[int, bytes], bytes] = {}
+        is_over = False
+        while not is_over:
+            is_over = Path(until).exists()
+            for number, (_, end) in log.offsets("t").items():
+                for rows in log.read("t", number, ends.get(number, 0), end, columns=["value"]):
+                    for value in rows["value"].to_pylist():
+                        place = number, value.partition(b"/")[0]
+                        assert last.get(place, b"") < value, f"{value!r} after {last[place]!r}"
+                        last[place] = value
+                        digests.setdefault(number, hashlib.sha256()).update(value)
+                ends[number] = end
+            time.sleep(0.05)
+        told_of = {number: digest.hexdigest() for number, digest in digests.items()}
+        Path(told).write_text(json.dumps([ends, told_of]))
+
+
+def digest_of(values: Sequence[bytes]) -> str:
+    """Return the digest of a partition, as `follow` tells it."""
+    return hashlib.sha256(b"".join(values)).hexdigest()
 
 
 def _fork(job: Mapping[str, Any], error: Path) -> int:

@@ -99,6 +99,8 @@ class StoreProxy:
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.requests: list[str] = []
+        self.spans: list[tuple[float, float, str]] = []
+        """The beginning and the end in epoch seconds of each request, and the request."""
         proxy = self
 
         class Handler(_Handler):
@@ -113,6 +115,7 @@ class StoreProxy:
         with self.lock:
             self.counts.clear()
             self.requests.clear()
+            self.spans.clear()
             self.rules = [*rules]
 
     def noted(self, kind: str, path: str) -> Rule | None:
@@ -130,6 +133,15 @@ class StoreProxy:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def kind_of(request: str) -> str:
+    """Return what a request is about: its method, and the kind of its object."""
+    method, _, path = request.partition(" ")
+    name, _, query = path.partition("?")
+    if method == "LIST":
+        (name,) = urllib.parse.parse_qs(query).get("prefix", [""])
+    return f"{method} {name.strip('/').rpartition('/')[2].rpartition('.')[2]}"
 
 
 class _Server(ThreadingHTTPServer):
@@ -151,6 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
     def _serve(self) -> None:
+        began = time.time()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
@@ -171,6 +184,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(fault.value)
         else:
             self._forward(body, fault, victim)
+        span = began, time.time(), f"{kind} {urllib.parse.unquote(self.path)}"
+        with self.owner.lock:
+            self.owner.spans.append(span)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 

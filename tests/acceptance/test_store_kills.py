@@ -24,7 +24,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.acceptance.store_processes import FAILED, TASKS, Nursery, rows_of
-from tests.object_store_proxy import Fault, Rule, StoreProxy
+from tests.object_store_proxy import Fault, Rule, StoreProxy, kind_of
 from tests.object_store_server import BUCKET, StoreServer
 from tests.unit.storage_engine.store_log import WithoutProbe, collect
 
@@ -184,18 +184,10 @@ def requests_of(site: Site) -> list[str]:
     case = site.case()
     site.proxy.reset()
     assert case.attempt() == (0, "")
-    requests = [kind_of(each, case.prefix) for each in site.proxy.requests]
+    requests = [kind_of(each) for each in site.proxy.requests]
     case.finish()
     site.proxy.reset()
     return requests
-
-
-def kind_of(request: str, prefix: str) -> str:
-    """Return what a request is about: its method, and the kind of its object."""
-    method, _, path = request.partition(" ")
-    name = path.partition("?")[0].partition(f"/{prefix}/")[2]
-    folder, _, rest = name.partition("/")
-    return f"{method} {rest.rpartition('.')[2] if rest else folder or 'log'}"
 
 
 RECOVERIES: Mapping[str, Callable[[Case], int]] = {

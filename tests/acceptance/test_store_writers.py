@@ -139,6 +139,7 @@ def test_writers_on_two_hosts_lose_and_double_nothing_and_keep_their_order(
     print(
         f"{sum(map(len, found['t']))} rows, {commits} commits ({commits / seconds:.1f} a second), "
         f"{kills} kills, {micro_batches} micro-batches of the stream, {seconds:.0f} s",
+        f"  micro-batches by writer: {[last_batch(log, name) + 1 for name in site_of]}",
         *(
             f"  requests of {what}: {sum(proxy.counts.values())}, {dict(proxy.counts)}"
             for what, proxy in [

@@ -1,14 +1,15 @@
 """Building a materialized view from a log, and keeping it up to date.
 
     python -m bench.table_view [--json] [--quick] [--keys N] [--seconds S] [--rate R]
-                               [--postgres CONNINFO] [--path DIR] [--rounds N]
+                               [--postgres CONNINFO | --delta] [--path DIR] [--rounds N]
 
 A compacted topic of four partitions holds `--keys` JSON documents (1,000,000; 20,000 with --quick).
-A KTableView makes a table of them in a new SQLite file, or in the PostgreSQL database that is
-given; the figure is rows per second, from `start` until the table holds them, with Spark's session
-already there. The peer is the least that could do the same for SQLite: one process reads the latest
-records, without Spark, and writes them in one transaction. They take turns, and the first round is
-not counted; PostgreSQL has one round, and no peer.
+A KTableView makes a table of them in a new SQLite file, in the PostgreSQL database that is given,
+or in Delta Lake; the figure is rows per second, from `start` until the table holds them, with
+Spark's session already there. The peer is the least that could do the same for SQLite: one process
+reads the latest records, without Spark, and writes them in one transaction. They take turns, and
+the first round is not counted; PostgreSQL and Delta Lake have one round, and no peer. With --delta
+all of this runs on the PySpark that Delta Lake needs, which `make peers` installs.
 
 Then another process appends `--rate` updates per second (5,000) for `--seconds` (120; 10 with
 --quick), ten commits a second. The figure is the rate at which the table takes them in, from the
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sqlite3
 import statistics
 import subprocess
@@ -48,9 +50,10 @@ from bench import Claim, compare_figures, in_turn, program, report
 from bench.memory import peak_mib, reset_peak
 from bench.query_process import everything, peaks
 from bench.spark import session
-from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert, Upsert
+from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert, Upsert
 from kafkalog.sink.views.table_view import KTableView
 from kafkalog.storage_engine.engine import Engine
+from tests import delta_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,11 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.feed:
         feed(options.path, options.keys, options.rate, options.seconds)
         return
+    if options.delta and not delta_spark.settings():
+        given = sys.argv[1:] if arguments is None else arguments
+        command = [sys.executable, "-m", "bench.table_view", *given]
+        os.execve(sys.executable, command, delta_spark.environment())
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:
         scratch = Path(directory)
         log = scratch / "log"
         build(log, options.keys)
-        with session(scratch, memory="1g") as spark:
+        with session(scratch, memory="1g", conf=delta_spark.settings()) as spark:
             rebuilt = Rebuilding(spark, log, options)
             for number in range(options.rounds + 1):
                 rebuilt.round(scratch / str(number), is_last=number == options.rounds)
@@ -88,21 +95,26 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keys", type=int, help="rows of the table")
     parser.add_argument("--seconds", type=float, help="how long updates come")
     parser.add_argument("--rate", type=int, default=5_000, help="updates per second")
-    parser.add_argument("--postgres", help="what libpq connects with, for a view in PostgreSQL")
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("--postgres", help="what libpq connects with, for a view in PostgreSQL")
+    places.add_argument("--delta", action="store_true", help="a view in Delta Lake")
     parser.add_argument("--rounds", type=int, help="rounds of making the table")
     parser.add_argument("--feed", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     options.keys = options.keys or (20_000 if options.quick else 1_000_000)
     options.seconds = options.seconds or (5 if options.quick else 120)
-    options.rounds = 0 if options.postgres else options.rounds or (0 if options.quick else 3)
+    options.has_peer = not options.postgres and not options.delta
+    options.rounds = (options.rounds or (0 if options.quick else 3)) if options.has_peer else 0
     return options
 
 
-def target_of(conninfo: str | None, database: Path) -> Upsert:
+def target_of(options: argparse.Namespace, database: Path) -> Upsert:
     """Return where the view's table is."""
-    if conninfo is None:
-        return SQLiteUpsert(database, TOPIC, schema=SCHEMA, key_type="string")
-    return PostgresUpsert(conninfo, TOPIC, schema=SCHEMA, key_type="string")
+    if options.delta:
+        return DeltaUpsert(database, schema=SCHEMA, key_type="string")
+    if options.postgres:
+        return PostgresUpsert(options.postgres, TOPIC, schema=SCHEMA, key_type="string")
+    return SQLiteUpsert(database, TOPIC, schema=SCHEMA, key_type="string")
 
 
 def rows_of(numbers: Int64s, turn: int) -> pa.Table:
@@ -161,7 +173,7 @@ class Rebuilding:
             make()
 
     def _by_us(self, scratch: Path, is_last: bool) -> None:
-        target = target_of(self._options.postgres, self.database)
+        target = target_of(self._options, self.database)
         checkpoint = scratch / "checkpoint"
         self.view = KTableView(self._spark, self._log, TOPIC, target, checkpoint=checkpoint)
         reset_peaks()
@@ -176,7 +188,7 @@ class Rebuilding:
         check(self._options, self.database, np.zeros(self._options.keys, dtype=np.int64))
 
     def _by_peer(self, scratch: Path) -> None:
-        if self._options.postgres:
+        if not self._options.has_peer:
             return
         database = scratch / "least.db"
         reset_peak()
@@ -188,7 +200,7 @@ class Rebuilding:
     def claim(self) -> Claim:
         """Return what was measured."""
         options, figures = self._options, {"log_MiB": size_of(self._log) >> 20}
-        if options.postgres:
+        if not options.has_peer:
             ours, peer, name = self._ours, [math.nan], "not measured"
         else:
             first = 1 if options.rounds else 0  # of several the first is not counted
@@ -290,7 +302,13 @@ def check(options: argparse.Namespace, database: Path, turns: Int64s) -> None:
         f"SELECT count(*), sum(count), sum({_NUMBER.format('key', 1)}), "
         f"sum({_NUMBER.format('name', 13)}), sum({_NUMBER.format('key', 1)} * count) FROM {TOPIC}"
     )
-    if options.postgres:
+    found: tuple[int, ...] | None
+    if options.delta:
+        from pyspark.sql import SparkSession
+
+        table = question.replace(f"FROM {TOPIC}", f"FROM delta.`{database}`")
+        found = SparkSession.active().sql(table).first()
+    elif options.postgres:
         import psycopg
 
         with psycopg.connect(options.postgres) as connection:
@@ -308,6 +326,8 @@ _NUMBER: Final = "cast(substr({}, {}, 10) AS bigint)"
 
 def place(options: argparse.Namespace) -> str:
     """Return the name of the database."""
+    if options.delta:
+        return "Delta Lake"
     return "PostgreSQL" if options.postgres else "SQLite"
 
 

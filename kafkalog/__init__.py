@@ -1,6 +1,6 @@
 """Kafka's compacted log for Spark, with no broker.
 
-`open` gives a log directory. Importing this package loads nothing heavy: no pyarrow, no Spark.
+`open` gives a log. Importing this package loads nothing heavy: no pyarrow, no Spark.
 `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
 `__compiled__` (a bool) says whether the kernels are compiled or run as Python.
 """
@@ -63,8 +63,10 @@ def open(
     read_only: bool = False,
     create: bool = True,
 ) -> KafkaLog:
-    """Open a log directory, creating it unless `create` is false; a context manager.
+    """Open a log, creating it unless `create` is false; a context manager.
 
+    `path` is a directory, or the URL of a log in an object store: `s3://bucket/prefix`, `gs://` or
+    `az://`. Secrets come from the environment.
     `cleaner=True` (or a `kafkalog.cleaner.CleanerConfig`) runs the background cleaner in this
     process until the log is closed. A Kafka broker's log directory, or a list of all of one
     broker's, is only read, also while the broker runs. Raises InvalidInputError when `path` is a

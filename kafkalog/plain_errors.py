@@ -61,7 +61,7 @@ def plain_in_worker(function: _Function) -> _Function:
 def plain_in_batch(function: _Function) -> _Function:
     """Decorate a function that `foreachBatch` calls, or a function of the user's inside it.
 
-    A record that an expression refuses is an InvalidInputError: Spark raises an error of its own.
+    A record that an expression refuses is an InvalidInputError, whatever error Spark makes of it.
     """
 
     @functools.wraps(function)
@@ -70,7 +70,7 @@ def plain_in_batch(function: _Function) -> _Function:
         try:
             return function(*arguments, **named)
         except Exception as fault:
-            error = _refusal(fault) or fault
+            error = refusal(fault) or fault
             sentence = _sentence(error)
             if sentence is None:
                 raise
@@ -87,14 +87,24 @@ def _hide_frames() -> None:
         os.environ[_HIDES_FRAMES] = "1"
 
 
-def _refusal(fault: Any) -> InvalidInputError | None:
-    """Return our error for one that `raise_error` made in an expression; None for others."""
+def refusal(fault: Any) -> InvalidInputError | None:
+    """Return our error for one that an expression of Spark's raised; None for other errors.
+
+    Either `raise_error` names the record, or Spark cannot compute a value. The class 22 of the
+    SQLSTATE means the latter: a data exception.
+    """
     try:
-        if fault.getCondition() != "USER_RAISED_EXCEPTION":
-            return None
-        return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))
+        if fault.getCondition() == "USER_RAISED_EXCEPTION":
+            return InvalidInputError((fault.getMessageParameters() or {}).get("errorMessage", ""))
+        if (fault.getSqlState() or "").startswith("22"):
+            reason = str(fault.getMessage()).strip().partition("\n")[0].partition(" SQLSTATE")[0]
+            return InvalidInputError(
+                f"an expression fails on the value of a record: {reason} Use an expression that "
+                "gives null instead, as try_cast does."
+            )
     except Exception:  # no error of Spark's, or its JVM is gone
         return None
+    return None
 
 
 def _sentence(error: Exception) -> KafkaLogError | None:

@@ -2,9 +2,9 @@
 
 Records are JSON objects, one per line, from FILE or the standard input. The field value is
 required; key, headers ([{"key": ..., "value": ...}]), timestamp (epoch ms) and partition are
-optional. Text is written as its bytes. An object, list, number, true or false is written as the
-JSON that the line has. A null value is a tombstone. The output of `read --json` can be appended
-again; its fields topic, offset and timestampType are ignored.
+optional. A key or value that is text is written as its bytes. An object, list, number, true or
+false is written as the JSON that the line has. A null value is a tombstone. The output of `read
+--json` can be appended again; its fields topic, offset and timestampType are ignored.
 
 With --key-separator SEP each line is text, as kafka-console-producer reads it: a key, SEP (\\t is a
 tab) and a value. With --text a line is a value without a key. --null-marker TEXT names the text

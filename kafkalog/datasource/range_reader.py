@@ -79,7 +79,7 @@ class RangeReader:
         part of the range is gone and `failOnDataLoss` is true.
         """
         if isinstance(partition, StoredPartition):
-            yield from self._stored(partition.ranges)
+            yield from self._stored(partition.ranges, is_stream=not self.driver)
         if not isinstance(partition, OffsetRangePartition):
             return
         from kafkalog.storage_engine.store import Store
@@ -115,14 +115,29 @@ class RangeReader:
             else:
                 yield from self._records(snapshot, wanted)
 
-    def _stored(self, ranges: Sequence[StoredRange]) -> Iterator[pa.RecordBatch]:
-        """Yield the records of ranges in an object store, which one task reads."""
+    def _stored(
+        self, ranges: Sequence[StoredRange], *, is_stream: bool
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of ranges in an object store, which one task reads.
+
+        Raises MomentPassedError for an object that is gone: what was planned cannot be read.
+        """
+        from kafkalog.storage_engine.object_store.failure import ObjectMissingError
+
+        try:
+            yield from self._fetched(ranges, is_stream=is_stream)
+        except ObjectMissingError as error:
+            remedy = "start the query" if is_stream else "load the DataFrame"
+            raise MomentPassedError(f"{error} In Spark, {remedy} again.") from None
+
+    def _fetched(
+        self, ranges: Sequence[StoredRange], *, is_stream: bool
+    ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.object_store.client import shared_client
         from kafkalog.storage_engine.object_store.fetched_ranges import KEPT_SIZE, FetchedRanges
         from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 
         assert self.options.store is not None
-        is_stream = not self.options.latest_view
         client = shared_client(self.options.store)
         extents = (each for one in ranges for each in one.extents)
         is_read_once = len(ranges) == 1 and not ranges[0].is_view

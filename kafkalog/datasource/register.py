@@ -46,6 +46,11 @@ def register(spark: SparkSession) -> None:
     """
     from kafkalog.datasource.source import KafkaLogDataSource
 
+    if not hasattr(spark, "dataSource"):
+        raise InvalidInputError(
+            f"register: it takes a session (expected a SparkSession, found {spark!r}). Give it the "
+            "one that reads or writes the log."
+        )
     context = _context(spark)
     if context is not None and hasattr(spark, "_jsparkSession"):
         _activate_in_new_threads(spark)

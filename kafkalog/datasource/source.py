@@ -47,8 +47,7 @@ class KafkaLogDataSource(DataSource):
         if store_address(options) is None:
             address.log_directories(options)
         if SourceOptions.are_reading(options):
-            if self._read_options.store is None:
-                _check_log(self._read_options.directories)
+            _check_log(self._read_options)
             _warn_once(self._read_options.ignored)
 
     @cached_property
@@ -90,10 +89,16 @@ class KafkaLogDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-def _check_log(directories: tuple[str, ...]) -> None:
-    """Raise InvalidInputError if there is no log to read."""
+def _check_log(options: SourceOptions) -> None:
+    """Raise InvalidInputError if there is no log to read; one GET for an object store."""
     try:
-        owner.check_has_log(address.directories(directories))
+        if options.store is None:
+            owner.check_has_log(address.directories(options.directories))
+        else:
+            from kafkalog.storage_engine.object_store.client import shared_client
+            from kafkalog.storage_engine.object_store.commit_log import CommitLog
+
+            CommitLog.id_of(shared_client(options.store))
     except InvalidInputError as error:
         raise InvalidInputError(f"option path: {error}") from None
 

@@ -35,6 +35,8 @@ def value_columns(
     """
     from pyspark.sql import functions
 
+    from kafkalog.sink.spark_sql import fields_of, quoted
+
     if (json is None) == (avro is None):
         raise InvalidInputError(
             "value_columns: give either json= (a Spark schema) or avro= (an Avro schema)"
@@ -47,7 +49,7 @@ def value_columns(
     if json is not None:
         text = functions.col(_VALUE).cast("string")
         # Spark Connect refuses an empty map.
-        document = functions.from_json(text, _spark_schema(json), options or None)
+        document = functions.from_json(text, fields_of(json, "json"), options or None)
     else:
         assert avro is not None
         document = _from_avro(avro, options)
@@ -63,7 +65,7 @@ def value_columns(
         if name == _VALUE:
             columns += [functions.col(_VALUE)[field].alias(field) for field in fields]
         else:
-            columns.append(functions.col(_quoted(name)).alias(renamed[name]))
+            columns.append(functions.col(quoted(name)).alias(renamed[name]))
     return parsed.select(*columns)
 
 
@@ -86,21 +88,6 @@ def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
                 "same to Spark unless spark.sql.caseSensitive is true"
             )
         first[same(name)] = name
-
-
-def _spark_schema(schema: StructType | str) -> StructType:
-    from pyspark.sql.types import DataType, StructType
-
-    found: DataType | str = schema
-    if isinstance(schema, str):
-        try:
-            found = StructType.fromDDL(schema)
-        except Exception as fault:  # Spark's parser has several kinds
-            reason = str(fault).strip().partition("\n")[0]
-            raise InvalidInputError(f"json={schema!r} is no schema: {reason}") from None
-    if not isinstance(found, StructType) or not found.fields:
-        raise InvalidInputError(f"json= takes the schema of a struct, found {schema!r}")
-    return found
 
 
 def _from_avro(schema: str, options: dict[str, str]) -> Column:
@@ -147,7 +134,3 @@ def _field_names(parsed: DataFrame) -> list[str]:
     kind = parsed.schema[_VALUE].dataType
     assert isinstance(kind, StructType)
     return kind.fieldNames()
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

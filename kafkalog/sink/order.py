@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.spark_sql import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,9 +43,11 @@ def in_order(
     _check_columns(df, names, keys)
     if partitions is not None and (isinstance(partitions, bool) or int(partitions) < 1):
         raise InvalidInputError(f"in_order: partitions: expected 1 or more, found {partitions!r}")
-    quoted = ["`" + name.replace("`", "``") + "`" for name in keys]
+    columns = list(map(quoted, keys))
     gathered = (
-        df.repartition(*quoted) if partitions is None else df.repartition(int(partitions), *quoted)
+        df.repartition(*columns)
+        if partitions is None
+        else df.repartition(int(partitions), *columns)
     )
     return gathered.mapInArrow(lambda batches: sorted_batches(batches, names), df.schema)
 

@@ -62,8 +62,16 @@ def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | No
     return SeenLog.of(_object_log(root, read_only=False), topic)
 
 
-@functools.lru_cache(_OPENED_MAX)
 def _object_log(address: StoreAddress, *, read_only: bool) -> ObjectLog:
+    found = _opened_object_log(address, read_only)
+    if found.is_replaced:
+        _opened_object_log.cache_clear()
+        found = _opened_object_log(address, read_only)
+    return found
+
+
+@functools.lru_cache(_OPENED_MAX)
+def _opened_object_log(address: StoreAddress, read_only: bool) -> ObjectLog:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     return ObjectLog(address, read_only=read_only)

@@ -9,7 +9,11 @@ from typing import TypeAlias
 
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.log.log_store import LogStore
-from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.metadata.address import (
+    is_url,
+    log_directories,
+    log_directory,
+)
 from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url, store_address
 
 __all__ = [
@@ -19,7 +23,9 @@ __all__ = [
     "open_engine",
     "open_store",
     "opened_for_spark",
+    "read_places",
     "spark_path",
+    "written_place",
 ]
 
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
@@ -77,7 +83,7 @@ def open_engine(
 def spark_path(place: str | PathLike[str]) -> str:
     """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is."""
     given = fspath(place)
-    is_address = given.lower().startswith(("/", "file:")) or is_store_url(given)
+    is_address = given.lower().startswith(("/", "file:")) or is_url(given)
     return given if is_address else str(Path(given).absolute())
 
 
@@ -86,8 +92,27 @@ def opened_for_spark(options: Mapping[str, str]) -> LogStore:
 
     Raises the errors of `open_store`, and InvalidInputError for a relative path.
     """
-    place: Place = store_address(options) or log_directories(options)
+    store = store_address(options)
+    place: Place = log_directories(options) if store is None else store
     return open_store(place, read_only=True, create=False)
+
+
+def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:
+    """Return what Spark's options `path` and `store.*` name to read; two spellings are one.
+
+    Raises InvalidInputError.
+    """
+    store = store_address(options)
+    return [path.resolve() for path in log_directories(options)] if store is None else [store]
+
+
+def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
+    """Return what Spark's options `path` and `store.*` name to write; two spellings are one.
+
+    Raises InvalidInputError.
+    """
+    store = store_address(options)
+    return log_directory(options).resolve() if store is None else store
 
 
 def _address(place: Place, options: Mapping[str, str] | None) -> Place:

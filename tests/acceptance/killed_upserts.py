@@ -1,9 +1,10 @@
 """Three streaming queries that are there to be killed: into a log, and out of it into tables.
 
-`python -m tests.acceptance.killed_upserts DIR CONNINFO [--to-the-end]` reads the files of
+`python -m tests.acceptance.killed_upserts DIR CONNINFO|delta [--to-the-end]` reads the files of
 DIR/source. One query copies their records into the topic `SINK`; one counts them by key, in update
 mode, and appends the counts to the topic `COUNTS`; one brings each topic into a table of
-PostgreSQL and one of DIR/tables.db. A query that fails is started again, as a supervisor would.
+PostgreSQL and one of DIR/tables.db, or into one of Delta Lake below DIR/delta. A query that fails
+is started again, as a supervisor would.
 
 The executor is a JVM of its own. All processes stay in the session of this one.
 """
@@ -18,6 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests import delta_spark
+
 SINK, COUNTS = "sink", "counts"
 FILES_PER_BATCH = 2
 INTERVAL = "2 seconds"
@@ -31,9 +34,11 @@ def start_session(scratch: Path) -> Any:
     """Start Spark with one executor, which is killed and replaced."""
     from pyspark.sql import SparkSession
 
+    builder = SparkSession.builder.master("local-cluster[1,2,512]")
+    for name, value in delta_spark.settings().items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.builder.master("local-cluster[1,2,512]")
-        .appName("killed upserts")
+        builder.appName("killed upserts")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "512m")
@@ -58,10 +63,10 @@ def start_session(scratch: Path) -> Any:
 class Queries:
     """The three queries; each method starts one."""
 
-    def __init__(self, session: Any, root: Path, conninfo: str, *, to_the_end: bool) -> None:
+    def __init__(self, session: Any, root: Path, target: str, *, to_the_end: bool) -> None:
         self.session = session
         self.root = root
-        self.conninfo = conninfo
+        self.target = target
         self.to_the_end = to_the_end
 
     def sink(self) -> Any:
@@ -81,18 +86,10 @@ class Queries:
         return self._start(writer, COUNTS)
 
     def upserts(self) -> Any:
-        """Bring each topic into two tables, PostgreSQL's by way of the driver and of tasks."""
-        from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert
+        """Bring each topic into its tables, PostgreSQL's by way of the driver and of tasks."""
         from kafkalog.sink.upsert.postgres import upsert as postgres
 
-        upserts = [
-            (topic, upsert)
-            for topic in (SINK, COUNTS)
-            for upsert in (
-                PostgresUpsert(self.conninfo, f"{topic}_table", key_type="string"),
-                SQLiteUpsert(self.root / "tables.db", f"{topic}_table", key_type="string"),
-            )
-        ]
+        upserts = [(topic, upsert) for topic in (SINK, COUNTS) for upsert in self._targets(topic)]
 
         def apply(frame: Any, batch_id: int) -> None:
             postgres._SMALL = 20_000 if batch_id % 2 else 0
@@ -107,9 +104,22 @@ class Queries:
         )
         return self._start(frame.writeStream.foreachBatch(apply), "upserts")
 
+    def _targets(self, topic: str) -> list[Any]:
+        from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
+
+        table = f"{topic}_table"
+        if self.target == "delta":
+            return [DeltaUpsert(self.root / "delta" / table, key_type="string")]
+        return [
+            PostgresUpsert(self.target, table, key_type="string"),
+            SQLiteUpsert(self.root / "tables.db", table, key_type="string"),
+        ]
+
     def _records(self) -> Any:
         reader = self.session.readStream.schema("key string, value string")
-        return reader.option("maxFilesPerTrigger", FILES_PER_BATCH).json(str(self.root / "source"))
+        if not self.to_the_end:
+            reader = reader.option("maxFilesPerTrigger", FILES_PER_BATCH)
+        return reader.json(str(self.root / "source"))
 
     def _paced(self, writer: Any) -> Any:
         return writer if self.to_the_end else writer.trigger(processingTime=INTERVAL)
@@ -141,12 +151,12 @@ def main() -> int:
     """Run until killed, or with `--to-the-end` over all there is."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
-    parser.add_argument("conninfo")
+    parser.add_argument("target")
     parser.add_argument("--to-the-end", action="store_true")
     options = parser.parse_args()
     root: Path = options.directory
     session = start_session(root)
-    queries = Queries(session, root, options.conninfo, to_the_end=options.to_the_end)
+    queries = Queries(session, root, options.target, to_the_end=options.to_the_end)
     if not options.to_the_end:
         starts = {SINK: queries.sink, COUNTS: queries.counts, "upserts": queries.upserts}
         supervise(starts, LIFETIME_S)

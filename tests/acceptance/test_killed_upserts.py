@@ -1,9 +1,10 @@
 """Queries into a log and out of it into tables, killed in part and as a whole: exactly once.
 
 KAFKALOG_KILLS says how often all of the driver is killed (1), KAFKALOG_WORKER_KILLS how often one
-process alone (3): a task's Python, the executor's JVM, the process that commits for the sink, or
-that reads for the source. PostgreSQL is killed once for every ten of these. `make kill-test` does
-40 and 100. KAFKALOG_SEED repeats the choice of moments.
+process alone (3, or 1 for Delta): a task's Python, the executor's JVM, the process that commits for
+the sink, or that reads for the source. PostgreSQL is killed once for every ten of these. `make
+kill-test` does 40 and 100, for tables in PostgreSQL and SQLite and again for tables in Delta Lake.
+KAFKALOG_SEED repeats the choice of moments.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import json
 import os
 import random
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +27,17 @@ import pytest
 
 from kafkalog.sink.query import checkpoint_query_id
 from kafkalog.storage_engine.engine import Engine
+from tests import delta_spark
 from tests.acceptance.cluster import kill_session, session_processes
 from tests.acceptance.input_files import Feed
 from tests.acceptance.killed_upserts import COUNTS, FILES_PER_BATCH, SINK
 from tests.acceptance.micro_batches import Row, check_table, check_topic, running_counts
 from tests.acceptance.test_killed_query import last_batch
-from tests.postgres_server import PostgresServer, query
-from tests.spark_home import make_spark_home
+from tests.acceptance.upserted_tables import DatabaseTables, DeltaTables, Position, Tables
+from tests.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 KILLS = int(os.environ.get("KAFKALOG_KILLS", "1"))
-WORKER_KILLS = int(os.environ.get("KAFKALOG_WORKER_KILLS", "3"))
 PARTITIONS = 2
 PATIENCE_S = 300
 QUERIES = (SINK, COUNTS, "upserts")
@@ -49,7 +49,7 @@ AIMS = (
     ("appended", (0.0, 0.01)),
 )
 """After what a driver is killed (a table has advanced, Spark has noted a micro-batch, a task
-stages, a segment has grown), and how many seconds after it."""
+stages or writes a file of Delta's, a segment has grown), and how many seconds after it."""
 VICTIMS = {
     "task": ("task", "batch", (0.0, 2.0)),
     "executor": ("executor", "batch", (0.0, 2.0)),
@@ -66,17 +66,17 @@ VICTIMS = {
 class Driver:
     """The queries' processes: a session of their own, so that all can be found and killed."""
 
-    def __init__(self, root: Path, conninfo: str, home: Path, *arguments: str) -> None:
-        self.output = root / "driver.log"
+    def __init__(self, site: Site, environment: dict[str, str], *arguments: str) -> None:
+        self.output = site.root / "driver.log"
         module = "tests.acceptance.killed_upserts"
-        command = [sys.executable, "-m", module, str(root), conninfo, *arguments]
+        command = [sys.executable, "-m", module, str(site.root), site.tables.target, *arguments]
         with self.output.open("ab") as sink:
             self.process = subprocess.Popen(
                 command,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**os.environ, "SPARK_HOME": str(home)},
+                env=environment,
             )
 
     def check_alive(self) -> None:
@@ -88,12 +88,8 @@ class Driver:
 
     def processes(self, kind: str) -> list[int]:
         """Return the processes of a kind that `VICTIMS` names."""
-        found = {pid: command_of(pid) for pid in session_processes(self.process.pid)}
-        return [
-            pid
-            for pid, command in found.items()
-            if kind_of(command, found.get(parent_of(pid), "")) == kind
-        ]
+        found = session_processes(self.process.pid)
+        return [pid for pid in found if kind_of(command_of(pid), group_of(pid) == pid) == kind]
 
 
 def command_of(pid: int) -> str:
@@ -103,19 +99,21 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def parent_of(pid: int) -> int:
+def group_of(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
+        return os.getpgid(pid)
+    except ProcessLookupError:
         return 0
 
 
-def kind_of(command: str, parent: str) -> str:
-    """Name the part that a process of Spark's plays."""
-    is_forked = "pyspark.daemon" in parent
+def kind_of(command: str, leads_group: bool) -> str:
+    """Name the part that a process of Spark's plays.
+
+    A daemon leads its group. Workers that it has forked stay in the group, and outlive it.
+    """
     for part, kind in {
         "CoarseGrainedExecutorBackend": "executor",
-        "pyspark.daemon pyspark.worker": "task" if is_forked else "daemon",
+        "pyspark.daemon pyspark.worker": "daemon" if leads_group else "task",
         "python_streaming_sink_runner": "commit",
         "python_streaming_source_runner": "source",
     }.items():
@@ -127,9 +125,9 @@ def kind_of(command: str, parent: str) -> str:
 class Site:
     """The directory of a log, its checkpoints and the tables, seen from outside."""
 
-    def __init__(self, root: Path, conninfo: str) -> None:
+    def __init__(self, root: Path, tables: Tables) -> None:
         self.root, self.log = root, root / "log"
-        self.conninfo = conninfo
+        self.tables = tables
 
     def begun(self) -> tuple[int, ...]:
         return tuple(self.noted(name, "offsets") for name in QUERIES)
@@ -144,36 +142,15 @@ class Site:
         """Return the size of all segments."""
         return sum(path.stat().st_size for path in self.log.glob("*-*/*.log"))
 
-    def upserted(self) -> dict[str, tuple[int, Any]]:
+    def upserted(self) -> dict[str, Position]:
         """Return the last micro-batch, and the end offsets, that each table holds."""
-        found = {}
-        for name, look in (("postgres", self.in_postgres), ("sqlite", self.in_sqlite)):
-            rows: list[Any] = []
-            with suppress(Exception):  # not there yet, or not answering
-                rows = look(
-                    "SELECT target_table, batch_id, end_offsets FROM kafkalog_positions "
-                    "ORDER BY target_table"
-                )
-            for table, number, ends in rows:
-                found[f"{name} {table}"] = (
-                    number,
-                    json.loads(ends) if isinstance(ends, str) else ends,
-                )
-        return found
-
-    def in_postgres(self, statement: str) -> list[Any]:
-        return query(self.conninfo, statement)
-
-    def in_sqlite(self, statement: str) -> list[Any]:
-        address = f"file:{self.root / 'tables.db'}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
-            return connection.execute(statement).fetchall()
+        return self.tables.positions()
 
     def phase(self) -> str:
         """Name the steps of the queries' micro-batches at which everything stopped."""
         begun, done = self.noted("upserts", "offsets"), self.noted("upserts", "commits")
         held = [name for name, (number, _) in self.upserted().items() if number == begun]
-        upserts = f"in {len(held)} of 4 tables, Spark not told"
+        upserts = f"in {len(held)} of {self.tables.count} tables, Spark not told"
         if begun == done:
             upserts = "between"
         writers = Engine(self.log, read_only=True).state().writers
@@ -189,8 +166,8 @@ class Site:
 class Killer:
     """Chooses moments and processes, and kills."""
 
-    def __init__(self, site: Site, server: PostgresServer, seed: int) -> None:
-        self.site, self.server = site, server
+    def __init__(self, site: Site, seed: int) -> None:
+        self.site = site
         self.random = random.Random(seed)
         self.drivers = self.workers = self.servers = 0
         self.landed: Counter[str] = Counter()
@@ -241,13 +218,13 @@ class Killer:
         self.landed[f"worker: {name}"] += 1
         self.tell(name, aim, delay)
 
-    def kill_server(self, driver: Driver) -> None:
+    def kill_server(self, driver: Driver, server: PostgresServer) -> None:
         """End PostgreSQL as a crash does, and start it again while the query has no patience."""
         self.wait_for_turn(driver)
         delay = self.aim(driver, "batch", (0.0, 1.0))
-        self.server.stop(signal.SIGQUIT)
+        server.stop(signal.SIGQUIT)
         time.sleep(self.random.uniform(0.1, 2.0))
-        self.server.start()
+        server.start()
         self.servers += 1
         self.landed["PostgreSQL"] += 1
         self.tell("PostgreSQL", "batch", delay)
@@ -268,7 +245,7 @@ class Killer:
         """Wait for a moment of a kind; returns how many seconds after it this is."""
         look: Callable[[], Any] = {
             "batch": self.site.begun,
-            "staged": self.site.staged,
+            "staged": lambda: self.site.staged() | self.site.tables.staged(),
             "appended": self.site.appended,
             "upserted": self.site.upserted,
         }[aim]
@@ -300,22 +277,34 @@ def wait_for(
 
 
 @pytest.fixture
-def site(tmp_path: Path, postgres: str) -> Site:
+def server(request: pytest.FixtureRequest) -> PostgresServer | None:
+    """Return the server that has tables; None if those of Delta Lake are tested."""
+    if request.param != "delta":
+        found: PostgresServer = request.getfixturevalue("postgres_server")
+        return found
+    delta_spark.require()
+    return None
+
+
+@pytest.fixture
+def site(tmp_path: Path, server: PostgresServer | None, request: pytest.FixtureRequest) -> Site:
     engine = Engine(tmp_path / "log")
     small = {"segment.bytes": "20000"}
     engine.create_topic(SINK, PARTITIONS, {"cleanup.policy": "delete", **small})
     engine.create_topic(COUNTS, PARTITIONS, {"cleanup.policy": "compact", **small})
-    return Site(tmp_path, postgres)
+    if server is None:
+        return Site(tmp_path, DeltaTables(tmp_path, (SINK, COUNTS)))
+    return Site(tmp_path, DatabaseTables(tmp_path, request.getfixturevalue("postgres")))
 
 
 @pytest.fixture
 def drivers(site: Site) -> Iterator[Callable[..., Driver]]:
     """Start drivers, and let none outlive the test."""
     started: list[Driver] = []
-    home = make_spark_home(site.root / "spark")
+    environment = site.tables.environment(site.root)
 
     def start(*arguments: str) -> Driver:
-        started.append(Driver(site.root, site.conninfo, home, *arguments))
+        started.append(Driver(site, environment, *arguments))
         return started[-1]
 
     yield start
@@ -323,21 +312,23 @@ def drivers(site: Site) -> Iterator[Callable[..., Driver]]:
         kill_session(driver.process)
 
 
+@pytest.mark.parametrize("server", ["databases", "delta"], indirect=True)
 def test_whatever_is_killed_log_and_tables_have_every_record_exactly_once(
-    site: Site, drivers: Callable[..., Driver], postgres_server: PostgresServer
+    site: Site, drivers: Callable[..., Driver], server: PostgresServer | None
 ) -> None:
     seed = int(os.environ.get("KAFKALOG_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"\nKAFKALOG_SEED={seed} KAFKALOG_KILLS={KILLS} KAFKALOG_WORKER_KILLS={WORKER_KILLS}")
+    workers = int(os.environ.get("KAFKALOG_WORKER_KILLS", "3" if server else "1"))
+    print(f"\nKAFKALOG_SEED={seed} KAFKALOG_KILLS={KILLS} KAFKALOG_WORKER_KILLS={workers}")
     began = time.monotonic()
-    killer = Killer(site, postgres_server, seed)
+    killer = Killer(site, seed)
     with Feed(site.root, (SINK, COUNTS), FILES_PER_BATCH, seed) as feed:
         for life in range(max(KILLS, 1)):
             driver = drivers()
             killer.meet(driver)
-            for _ in range(WORKER_KILLS * life // KILLS, WORKER_KILLS * (life + 1) // KILLS):
+            for _ in range(workers * life // KILLS, workers * (life + 1) // KILLS):
                 killer.kill_worker(driver)
-                if killer.servers <= (killer.workers + killer.drivers) // 10:
-                    killer.kill_server(driver)
+                if server and killer.servers <= (killer.workers + killer.drivers) // 10:
+                    killer.kill_server(driver, server)
             killer.kill_driver(driver)
         took = time.monotonic() - began
         feed.end()
@@ -361,7 +352,7 @@ def test_whatever_is_killed_log_and_tables_have_every_record_exactly_once(
                     "of queries and upserts": killer.drivers,
                     "of one process of theirs": killer.workers,
                 },
-                "beside": {"PostgreSQL ended": killer.servers},
+                "beside": {"PostgreSQL ended": killer.servers} if server else {},
             }
         ),
         sep="\n",
@@ -406,18 +397,16 @@ def check_tables(site: Site) -> None:
     """All tables hold the latest record of each key, and know that this is all there is."""
     partitions = {topic: topic_rows(site, topic) for topic in (SINK, COUNTS)}
     for topic, rows in partitions.items():
-        rows_of = f'SELECT key, value, partition, "offset" FROM {topic}_table'
-        check_table(f"PostgreSQL: {topic}_table", site.in_postgres(rows_of), rows)
-        check_table(f"SQLite: {topic}_table", site.in_sqlite(rows_of), rows)
+        for database, found in site.tables.rows(topic).items():
+            check_table(f"{database}: {topic}_table", found, rows)
     ends = {
         topic: {str(number): len(rows) for number, rows in found.items()}
         for topic, found in partitions.items()
     }
     last = site.noted("upserts", "commits")
     reached = site.upserted()
-    assert len(reached) == 4
+    assert len(reached) == site.tables.count
     assert all(position == (last, ends) for position in reached.values()), reached
     query_id = checkpoint_query_id(str(site.root / "checkpoints" / "upserts"))
-    assert site.in_sqlite("SELECT DISTINCT query_id FROM kafkalog_positions") == [(query_id,)]
-    orphans = "SELECT relname FROM pg_class WHERE relname LIKE 'kafkalog\\_staging%'"
-    assert site.in_postgres(f"{orphans} AND relnamespace = current_schema()::regnamespace") == []
+    assert site.tables.query_ids() == {query_id}
+    site.tables.check_remains()

@@ -40,7 +40,7 @@ def scratch(name: str) -> Iterator[Path]:
         parent = memory_disk() or Path(tempfile.gettempdir())
         directory = parent / f"kafkalog-{name}-{os.getpid()}-{secrets.token_hex(4)}"
         try:  # before it exists: the end may be told as soon as it does
-            directory.mkdir()
+            directory.mkdir(0o700)
             yield directory
         finally:
             late: list[int] = []

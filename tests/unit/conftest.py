@@ -38,5 +38,4 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
     """
     if request.param == DIRECTORY:
         return tmp_path / "log"
-    pytest.importorskip("kafkalog.storage_engine.object_store.object_snapshot")
     return str(memory_address())

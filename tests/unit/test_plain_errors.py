@@ -146,6 +146,27 @@ def test_a_record_that_an_expression_refuses_is_an_invalid_input() -> None:
     assert first == "kafkalog.errors.InvalidInputError: stock-0 offset 3: no number"
 
 
+class FailedExpression(Exception):
+    """As Spark raises it for a cast."""
+
+    def getCondition(self) -> str:
+        return "CAST_INVALID_INPUT"
+
+    def getSqlState(self) -> str:
+        return "22018"
+
+    def getMessage(self) -> str:
+        return "[CAST_INVALID_INPUT] 'zz' is no INT. SQLSTATE: 22018\n== SQL ==\ncast(n as int)"
+
+
+def test_an_expression_that_fails_on_a_value_is_an_invalid_input_that_names_a_remedy() -> None:
+    assert in_batch(FailedExpression()).splitlines()[0] == (
+        "kafkalog.errors.InvalidInputError: an expression fails on the value of a record: "
+        "[CAST_INVALID_INPUT] 'zz' is no INT. Use an expression that gives null instead, as "
+        "try_cast does."
+    )
+
+
 def test_an_error_of_spark_is_led_by_the_sentence_of_ours_inside() -> None:
     text = "[PYTHON_EXCEPTION] It failed: kafkalog.errors.DataLossError: gone. SQLSTATE: 38000"
     lines = in_batch(ValueError(text)).splitlines()

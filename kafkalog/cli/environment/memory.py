@@ -13,6 +13,7 @@ from typing import Final
 from kafkalog.cli.environment.check import Check
 from kafkalog.storage_engine.fs import files, host
 
+_ARGUMENTS: Final = "PYSPARK_SUBMIT_ARGS"
 _SETTING: Final = "spark.executor.pyspark.memory"
 _HOST_MIN: Final = 2 << 30
 """The JVM of a driver takes 1 GiB unless told otherwise, and each worker some 200 MiB."""
@@ -31,14 +32,16 @@ def check_memory(environment: Mapping[str, str]) -> list[Check]:
             f"Give the container {_shown(_HOST_MIN)}, or Spark's driver less "
             "(spark.driver.memory): the kernel kills what is above the limit."
         )
-    return [
-        Check("memory", text, advice, is_wrong=False),
-        _check_workers(dict(_settings(environment)).get(_SETTING)),
-    ]
+    return [Check("memory", text, advice, is_wrong=False), _check_workers(environment)]
 
 
-def _check_workers(value: str | None) -> Check:
+def _check_workers(environment: Mapping[str, str]) -> Check:
     name = "worker memory"
+    try:
+        value = dict(_settings(environment)).get(_SETTING)
+    except ValueError as fault:
+        given = f"{_ARGUMENTS}={environment.get(_ARGUMENTS)}"
+        return Check(name, f"{given}: {fault}", f"Close the quotation in {_ARGUMENTS}.")
     if value is None:
         return Check(name, f"{_SETTING} is not set: no limit")
     size = re.fullmatch(r"(\d+)([bkmgt]?)b?", value.strip().lower())
@@ -51,7 +54,10 @@ def _check_workers(value: str | None) -> Check:
 
 
 def _settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield Spark's settings from its file, then those of PYSPARK_SUBMIT_ARGS, which win."""
+    """Yield Spark's settings from its file, then those of PYSPARK_SUBMIT_ARGS, which win.
+
+    Raises ValueError for arguments with an open quotation.
+    """
     spark = find_spec("pyspark")
     home = environment.get("SPARK_HOME") or (spark and spark.origin and Path(spark.origin).parent)
     place = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
@@ -64,10 +70,11 @@ def _settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             words = re.split(r"[\s=:]+", line.strip(), maxsplit=1)
             if len(words) == 2 and not words[0].startswith("#"):
                 yield words[0], words[1]
-    words = shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", ""))
-    for option, value in itertools.pairwise(words):
-        if option in {"--conf", "-c"} and "=" in value:
-            name, _, setting = value.partition("=")
+    words = shlex.split(environment.get(_ARGUMENTS, ""))
+    for option, value in itertools.pairwise(["", *words]):
+        given = value.removeprefix("--conf=")
+        if "=" in given and (option in {"--conf", "-c"} or given != value):
+            name, _, setting = given.partition("=")
             yield name, setting
 
 

@@ -43,8 +43,8 @@ def json_record(line: bytes, partition: int | None, encoding: Encoding) -> dict[
     if not isinstance(headers, list):
         raise ValueError("headers: expected a list of objects with key and value")
     return {
-        "key": _bytes(found.get("key"), "key", encoding),
-        "value": _value(found["value"], text, encoding),
+        "key": _text_or_json(found, "key", text, encoding),
+        "value": _text_or_json(found, "value", text, encoding),
         "headers": [_header(header, encoding) for header in headers],
         "timestamp": _integer(found.get("timestamp"), "timestamp", 64),
         "partition": _integer(found.get("partition"), "partition", 32),
@@ -55,22 +55,23 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _value(value: Any, line: str, encoding: Encoding) -> bytes | None:
+def _text_or_json(found: dict[str, Any], name: str, line: str, encoding: Encoding) -> bytes | None:
     """Return text as its bytes, and an object, list, number or truth value as JSON."""
+    value = found.get(name)
     if value is None or isinstance(value, str) or encoding is not Encoding.UTF8:
-        return _bytes(value, "value", encoding)
-    return _bytes(_json_of_value(line), "value", encoding)
+        return _bytes(value, name, encoding)
+    return _bytes(_json_of(name, line), name, encoding)
 
 
-def _json_of_value(line: str) -> str:
-    """Return the JSON of the field value as the line has it, so that no number is rounded."""
+def _json_of(field: str, line: str) -> str:
+    """Return the JSON of a field as the line has it, so that no number is rounded."""
     decoder = json_module.JSONDecoder()
     json, place = "", line.index("{")
     while place >= 0:
         name, end = decoder.raw_decode(line, _skip_space(line, place + 1))
         start = _skip_space(line, line.index(":", end) + 1)
         _, end = decoder.raw_decode(line, start)
-        if name == "value":  # the last one counts, as in json.loads
+        if name == field:  # the last one counts, as in json.loads
             json = line[start:end]
         place = line.find(",", end)
     return json

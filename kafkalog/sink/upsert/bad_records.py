@@ -3,24 +3,35 @@
 The dead-letter topic gets the whole record, with its place and the reason as headers. Their names
 are those of Kafka Connect's dead-letter queue (org.apache.kafka.connect.runtime.errors
 .DeadLetterQueueReporter, KIP-298). They are written before the rows are committed. The log knows
-the micro-batch, so its repetition writes them once.
+the plan of their micro-batch, so its repetition writes them once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.query import EndOffsets
+from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.sink.upsert.rows import REASON
-from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log_store import read_places, written_place
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.object_store.address import is_store_url, store_options
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame
 
-__all__ = ["BadRecords", "Refusal"]
+    from kafkalog.storage_engine.object_store.address import StoreAddress
+
+__all__ = ["BadRecords", "Refusal", "plan_number"]
 
 _log = logging.getLogger("kafkalog.sink")
 _DEAD_LETTER = "deadletter:"
@@ -32,6 +43,8 @@ _HEADERS = {
 }
 """The headers of a dead letter, and the columns of their values."""
 _PLACE = ("topic", "partition", "offset")
+_KEEPS_ALL = {"cleanup.policy": "delete", "retention.ms": "-1"}
+"""The configs of a dead-letter topic: two dead letters of one key both stay."""
 
 
 class Refusal(NamedTuple):
@@ -59,29 +72,74 @@ class BadRecords:
     are_left_out: bool
     topic: str = ""
     path: str = ""
+    is_elsewhere: bool = False
+    """Whether the topic is known to be in another log than the one that the query reads."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The options `store.*` of a log in an object store."""
 
     @classmethod
     def parse(cls, text: str, path: str) -> BadRecords:
         """Parse `on_bad_record`; raises InvalidInputError."""
         if text in {"fail", "skip"}:
             return cls(text == "skip")
-        topic = text.removeprefix(_DEAD_LETTER)
-        if topic == text:
+        topic = str(text).removeprefix(_DEAD_LETTER)
+        if topic == str(text):
             raise InvalidInputError(
                 f'on_bad_record is "fail", "skip" or "deadletter:<topic>", not {text!r}'
             )
-        if fault := layout.topic_name_fault(topic):
-            raise InvalidInputError(f"on_bad_record, the dead-letter topic: {fault}")
+        try:
+            NewTopic.of(1, _KEEPS_ALL).check(topic)
+        except InvalidInputError as fault:
+            raise InvalidInputError(f"on_bad_record, the dead-letter topic: {fault}") from None
         return cls(True, topic, path)
 
-    def beside(self, path: str, topic: str) -> BadRecords:
-        """Return the rule for a view of `topic` of the log at `path`."""
-        if topic == self.topic:
+    def beside(self, path: str, topic: str, options: Mapping[str, str] | None = None) -> BadRecords:
+        """Return the rule for a view of `topic` of the log at `path`, with the view's options.
+
+        Raises InvalidInputError.
+        """
+        known = self if self.path else replace(self, path=path)
+        if not self.topic:
+            return known
+        if is_store_url(known.path):
+            known = replace(known, options=store_options(options or {}))
+        read = read_places({**(options or {}), "path": path})
+        known = replace(known, is_elsewhere=known._place not in read)
+        known._check_topic({topic: {}})
+        return known
+
+    @property
+    def _place(self) -> Path | StoreAddress:
+        return written_place({**self.options, "path": self.path})
+
+    def check(self, end_offsets: EndOffsets) -> None:
+        """Check, before the query leaves out a record, whether the dead-letter topic takes it.
+
+        Raises InvalidInputError, and StorageError for a log that cannot be written.
+        """
+        if not self.topic:
+            return
+        if not self.path:
             raise InvalidInputError(
-                f"on_bad_record: {topic} is the topic that the view reads (expected another one). "
-                "Give the bad records a topic of their own."
+                "on_bad_record names a dead-letter topic (expected its log, found no path). Give "
+                "the upsert path=, the log of the topic."
             )
-        return self if self.path else replace(self, path=path)
+        self._check_topic(end_offsets)
+        known = shared_store(self._place).state().topics.get(self.topic)
+        if known is not None and TopicConfig.parse(known.config).needs_keys:
+            raise InvalidInputError(
+                f"on_bad_record: topic {self.topic} is compacted (expected cleanup.policy=delete, "
+                f"found {known.config['cleanup.policy']}), so a dead letter would replace an "
+                "earlier one of its key. Alter the topic, or name another one."
+            )
+
+    def _check_topic(self, read: Mapping[str, object]) -> None:
+        """Refuse a query that would read its own dead letters, and leave them out for ever."""
+        if self.topic in read and not self.is_elsewhere:
+            raise InvalidInputError(
+                f"on_bad_record: {self.topic} is the topic that the query reads (expected another "
+                "one). Give the bad records a topic of their own."
+            )
 
     def refused(self, df: DataFrame, refused: Sequence[Refusal]) -> DataFrame:
         """Return the records of `df` that a target refuses, with `kl_reason`."""
@@ -90,19 +148,24 @@ class BadRecords:
         )
         return df.join(places, list(_PLACE)).select(*df.columns, REASON)
 
-    def leave_out(self, found: DataFrame, writer: str, batch_id: int) -> int:
+    def leave_out(
+        self,
+        found: DataFrame,
+        writer: str,
+        batch_id: int,
+        end_offsets: EndOffsets,
+        applied: EndOffsets,
+    ) -> int:
         """Count bad records, and write those of a dead-letter topic; return the number.
 
-        `found` has the columns of the stream and `kl_reason`. The log knows `writer` and its
-        `batch_id`. Raises InvalidInputError, and the errors of the sink.
+        `found` has the columns of the stream and `kl_reason`. The log knows `writer`, and the plan
+        of its last micro-batch: its id and its end offsets. Records below `applied` were left out
+        before. Raises InvalidInputError, and the errors of the sink.
         """
         from pyspark.sql import functions as F
 
-        if self.topic and not self.path:
-            raise InvalidInputError(
-                "on_bad_record names a dead-letter topic (expected its log, found no path). Give "
-                "the upsert path=, the log of the topic."
-            )
+        if applied:
+            found = _beyond(found, applied)
         first = F.min(F.struct(*_PLACE, REASON))
         [(count, record)] = found.agg(F.count("*"), first).collect()
         if not count:
@@ -120,10 +183,10 @@ class BadRecords:
             reason,
         )
         if self.topic:
-            self._write(found, writer, batch_id)
+            self._write(found, writer, plan_number(batch_id, end_offsets))
         return int(count)
 
-    def _write(self, found: DataFrame, writer: str, batch_id: int) -> None:
+    def _write(self, found: DataFrame, writer: str, plan: int) -> None:
         from pyspark.sql import functions as F
 
         ours = F.array(
@@ -141,6 +204,25 @@ class BadRecords:
         letters = letters.select(
             "key", "value", "timestamp", F.concat(*theirs, ours).alias("headers")
         )
-        options = {"path": self.path, "topic": self.topic, "txnAppId": writer}
-        target = letters.write.format("kafkalog").mode("append").options(**options)
-        target.option("txnVersion", batch_id).save()
+        engine = shared_engine(self._place)
+        engine.create_topic(self.topic, config=_KEEPS_ALL, exist_ok=True)
+        # The numbers of plans have no order: each but the last one is new.
+        once = {"txnAppId": writer, "txnVersion": str(plan), "resetWriter": "true"}
+        options = {**self.options, "path": self.path, "topic": self.topic, **once}
+        letters.write.format("kafkalog").mode("append").options(**options).save()
+
+
+def plan_number(batch_id: int, end_offsets: EndOffsets) -> int:
+    """Return a number that this plan of a micro-batch has, and no other plan of the query."""
+    plan = json.dumps([batch_id, end_offsets], sort_keys=True).encode()
+    return int.from_bytes(hashlib.blake2b(plan, digest_size=8).digest()) >> 1
+
+
+def _beyond(found: DataFrame, ends: EndOffsets) -> DataFrame:
+    """Return the records at or beyond these end offsets."""
+    from pyspark.sql import functions as F
+
+    known = F.from_json(F.lit(json.dumps(ends)), "map<string,map<string,bigint>>")
+    partitions = F.try_element_at(known, F.col("topic"))
+    end = F.try_element_at(partitions, F.col("partition").cast("string"))
+    return found.where(F.col("offset") >= F.coalesce(end, F.lit(0)))

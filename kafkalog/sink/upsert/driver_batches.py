@@ -55,16 +55,15 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     is read while the next one comes.
     """
     import pyarrow as pa
-    from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
-    from pyspark.util import inheritable_thread_target
+    from pyspark.util import _load_from_socket, inheritable_thread_target
 
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
+    jvm: Any = context._jvm
     schema = frame.limit(0).toArrow().schema
     # Spark's Dataset has this method for its own use (tried: 4.2 and 4.3). Each item is one batch
     # without its schema.
-    batches = frame._jdf.toArrowBatchRdd().toJavaRDD()
-    messages: RDD[Any] = RDD(batches, context, NoOpSerializer())
+    messages = frame._jdf.toArrowBatchRdd().toJavaRDD()
 
     # The thread inherits this one's properties, by which a stopped query cancels its jobs.
     @inheritable_thread_target(session)
@@ -72,7 +71,10 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
         for name in _OF_AN_EXECUTION:
             # None removes it: pyspark documents that, but its types do not allow it.
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
-        return context.runJob(messages, iter, parts)
+        # `context.runJob` would send each message through a Python worker.
+        found = jvm.PythonRDD.runJob(context._jsc.sc(), messages, list(parts))
+        with _load_from_socket(found, NoOpSerializer()) as stream:
+            return list(stream)
 
     with ThreadPoolExecutor(1) as beside:
         numbers = range(messages.getNumPartitions())

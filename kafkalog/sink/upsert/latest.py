@@ -7,17 +7,31 @@ the higher timestamp wins. Records without a key are left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.spark_sql import quoted
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import DataFrame
 
-__all__ = ["NEEDED", "latest_per_key", "latest_rows", "with_keys"]
+__all__ = ["NEEDED", "Version", "latest_per_key", "latest_rows", "newest_first", "with_keys"]
 
 NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
+
+
+class Version(NamedTuple):
+    """A record of a key."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int | datetime | None
+    number: int
+    """Its row, as the caller knows it."""
 
 
 def with_keys(df: DataFrame) -> DataFrame:
@@ -52,10 +66,25 @@ def latest_rows(
     from pyspark.sql import functions as F
 
     topic, partition, offset, timestamp = record
-    row = F.struct(*[F.col("`" + name.replace("`", "``") + "`") for name in rows.columns])
+    row = F.struct(*[F.col(quoted(name)) for name in rows.columns])
     # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
-    key = ["`" + name.replace("`", "``") + "`" for name in keys]
+    key = list(map(quoted, keys))
     spread = rows.repartition(*key) if parts is None else rows.repartition(parts, *key)
     by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, offset).alias("row"))
     age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
     return by_partition.groupBy(*key).agg(F.max_by("row", age).alias("row")).select("row.*")
+
+
+def newest_first(versions: Iterable[Version]) -> Iterator[Version]:
+    """Yield the records of one key: each is the latest of those that were not yielded."""
+    of_partitions: dict[tuple[str, int], list[Version]] = {}
+    for version in sorted(versions, key=lambda each: each.offset):
+        of_partitions.setdefault(version[:2], []).append(version)
+    while of_partitions:
+        # A record without a timestamp is older than any other.
+        ages = {place: each[-1].timestamp for place, each in of_partitions.items()}
+        timed = [(at, place) for place, at in ages.items() if at is not None]
+        latest = max(timed)[1] if timed else max(ages)
+        yield of_partitions[latest].pop()
+        if not of_partitions[latest]:
+            del of_partitions[latest]

@@ -20,8 +20,8 @@ class Position:
     time_ms: int
     """When it was applied."""
     bad_records: int = 0
-    """Records that the query has left out so far; see `BadRecords`. A micro-batch that Spark plans
-    again counts again."""
+    """Records that the query has left out so far; see `BadRecords`. Records that the table refuses
+    count again in a micro-batch that Spark plans again."""
 
     def end_offsets_json(self) -> str:
         """Return the end offsets as JSON, topics and partitions in order."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.spark_sql import fields_of, quoted
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ __all__ = [
     "DELETED",
     "REASON",
     "RECORD",
+    "REMEDY",
     "RowShape",
     "UpsertRows",
     "column_of",
@@ -40,6 +42,11 @@ RECORD = {
 """The columns that name a row's record: (the source's column, its type)."""
 REASON = "kl_reason"
 """The column that says why a record makes no row; null for one that does."""
+REMEDY = (
+    "Shape the rows with select or schema, change the table, or give "
+    'on_bad_record="skip" or "deadletter:<topic>".'
+)
+"""What to do about a record that does not fit."""
 _RAW = ("key", "value", "topic", "partition", "offset")
 _CORRUPT = "kl_corrupt"
 
@@ -64,7 +71,7 @@ class RowShape:
     - By default the columns are `key` and `value` (binary), `topic`, `partition`, `offset`.
     - `schema` ("count int, name string", or a StructType): values are JSON documents of these
       fields; the columns are `key` and the fields. A missing field is null. Spark's `from_json`
-      ignores text behind the document.
+      ignores text behind the document, and reads the escape of half a surrogate pair as "?".
     - `select` as a list of SQL expressions or Columns is evaluated for each record.
     - `select` as a function from DataFrame to DataFrame gets the latest record of each key.
 
@@ -93,7 +100,10 @@ class RowShape:
         key: str | Sequence[str] = "key",
         leaves_out_bad: bool = False,
     ) -> None:
-        self.keys = [key] if isinstance(key, str) else list(key)
+        if isinstance(key, (str, list, tuple)):
+            self.keys = [key] if isinstance(key, str) else list(key)
+        else:
+            self.keys = []
         if select is not None and schema is not None:
             raise InvalidInputError("an upsert takes select or schema, not both")
         if isinstance(select, str):
@@ -102,8 +112,9 @@ class RowShape:
             raise InvalidInputError(f'key_type is "binary" or "string", not {key_type!r}')
         if select is not None and key_type != "binary":
             raise InvalidInputError("key_type goes without select, which makes the key itself")
-        if not self.keys or len({name.lower() for name in self.keys}) < len(self.keys):
-            raise InvalidInputError(f"key names one or more different columns, not {self.keys}")
+        are_names = all(isinstance(name, str) and name for name in self.keys)
+        if not are_names or not 0 < len(self.keys) == len({name.lower() for name in self.keys}):
+            raise InvalidInputError(f"key names one or more different columns, not {key!r}")
         if not self._has_own_key and select is None and (schema is None or key_type != "binary"):
             raise InvalidInputError(
                 f"key={self.keys} needs select, or schema without key_type, to make these columns"
@@ -117,6 +128,8 @@ class RowShape:
         self._schema = schema
         self._key = "key" if key_type == "binary" else "cast(key as string) as key"
         self._leaves_out_bad = leaves_out_bad
+        if schema is not None and (not isinstance(schema, str) or _can_parse()):
+            self._fields()
 
     @property
     def _has_own_key(self) -> bool:
@@ -177,7 +190,7 @@ class RowShape:
         """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
         if self._schema is not None:
             key = self._key if self._has_own_key else None
-            return _parsed(records, _struct(self._schema), self.keys, key, more)
+            return _parsed(records, self._fields(), self.keys, key, more)
         wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
         assert not callable(wanted), "a function's rows do not say which records they are from"
         first = [*_of_record(), *more]
@@ -188,6 +201,18 @@ class RowShape:
         return shaped.select(
             *head, self._null_key(names).alias(REASON), *[column_of(name) for name in names]
         )
+
+    def _fields(self) -> StructType:
+        """Return the fields of `schema`; raises InvalidInputError."""
+        assert self._schema is not None
+        fields = fields_of(self._schema, "schema")
+        if missing := [n for n in self.keys if not self._has_own_key and n not in fields.names]:
+            raise InvalidInputError(
+                f"key names the column {missing[0]} (expected a field of schema, found "
+                f"{', '.join(fields.names)}). Add it to schema."
+            )
+        _check_names(["key", *fields.names] if self._has_own_key else fields.names)
+        return fields
 
     def _null_key(self, names: Sequence[str]) -> Column:
         """Return why a row of these columns has no key; null if it has one."""
@@ -228,6 +253,13 @@ class RowShape:
         )
         types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
         return UpsertRows(frame, names, types, self.keys)
+
+
+def _can_parse() -> bool:
+    """Return whether a session is there, by which Spark reads a schema in DDL."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
 
 
 def _expression(given: str | Column) -> Column:
@@ -294,12 +326,6 @@ def _parsed(
     """
     from pyspark.sql import functions as F
 
-    if missing := [name for name in keys if key is None and name not in fields.names]:
-        raise InvalidInputError(
-            f"key names the column {missing[0]} (expected a field of schema, found "
-            f"{', '.join(fields.names)}). Add it to schema."
-        )
-    _check_names(["key", *fields.names] if key is not None else fields.names)
     value = _Document("value", fields if key is not None else _without(fields, keys))
     documents = [value]
     is_bad = ~F.col(DELETED) & value.is_wrong()
@@ -337,8 +363,11 @@ class _Document:
 
         text = F.col(self.source).cast("string")
         whole = StructType(list(self.fields.fields)).add(_CORRUPT, "string")
-        document = F.from_json(text, whole, {"columnNameOfCorruptRecord": _CORRUPT})
-        return [document.alias(self._name), F.substring(text, 1, 100).alias(f"{self._name}_text")]
+        # Spark's parser would put U+FFFD for bytes that are no UTF-8.
+        valid = F.try_validate_utf8(text)
+        document = F.from_json(valid, whole, {"columnNameOfCorruptRecord": _CORRUPT})
+        begin = F.substring(F.make_valid_utf8(text), 1, 100)
+        return [document.alias(self._name), begin.alias(f"{self._name}_text")]
 
     def field(self, name: str) -> Column:
         from pyspark.sql import functions as F
@@ -378,22 +407,13 @@ def _without(fields: StructType, names: Sequence[str]) -> StructType:
     return StructType([field for field in fields if field.name not in names])
 
 
-def _struct(schema: StructType | str) -> StructType:
-    from pyspark.sql.types import StructType
-
-    fields = StructType.fromDDL(schema) if isinstance(schema, str) else schema
-    if not isinstance(fields, StructType):
-        raise InvalidInputError(f"schema names columns and their types, {schema!r} does not")
-    return fields
-
-
 def record_fault(reason: Column | str) -> Column:
     """Return an expression that fails the micro-batch and names the record."""
     from pyspark.sql import functions as F
 
     columns = [F.col(name) for name in list(RECORD)[:3]]
     found = F.lit(reason) if isinstance(reason, str) else reason
-    return F.raise_error(F.format_string("%s-%s offset %s: %s", *columns, found))
+    return F.raise_error(F.format_string(f"%s-%s offset %s: %s. {REMEDY}", *columns, found))
 
 
 def _check_names(names: Sequence[str]) -> None:
@@ -410,4 +430,4 @@ def column_of(name: str) -> Column:
     """Return the column with exactly this name, whatever characters it has."""
     from pyspark.sql import functions as F
 
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(quoted(name))

@@ -18,12 +18,12 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypedDict
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
-from kafkalog.plain_errors import plain_in_batch
+from kafkalog.plain_errors import plain_in_batch, refusal
 from kafkalog.sink.plan import sync_plan
 from kafkalog.sink.query import (
     EndOffsets,
@@ -63,6 +63,9 @@ class Batch:
     queries."""
     bad_records: int = 0
     """Records that the query has left out up to this micro-batch, before the target sees rows."""
+
+    applied: EndOffsets = field(default_factory=dict)
+    """End offsets that the table has reached before, if the micro-batch was planned again."""
 
     def position(self, *, refused: int = 0) -> Position:
         """Return the position that the target stores with the rows.
@@ -204,6 +207,7 @@ class Upsert(ABC):
                 f"{self.where}: a second upsert of micro-batch {batch_id} of one query: its rows "
                 "would be taken for a repetition; unite the frames, and call one upsert"
             )
+        self.bad_records.check(end_offsets)
         position = self.position(running.query_id)
         batch = Batch(
             query_id=running.query_id,
@@ -213,20 +217,32 @@ class Upsert(ABC):
             now_ms=clock.now_ms(),
             is_replacing=self.replace_first and position is None and batch_id == 0,
             bad_records=0 if position is None else position.bad_records,
+            applied=(
+                {} if position is None or batch_id > position.batch_id else position.end_offsets
+            ),
         )
+        try:
+            self._take(df, batch, position, running)
+        except Exception as fault:
+            error = refusal(fault)
+            if error is None:
+                raise
+            raise InvalidInputError(f"{self.where}: {error}") from fault
+        _applied[place] = turn
+
+    def _take(
+        self, df: DataFrame, batch: Batch, position: Position | None, running: MicroBatch
+    ) -> None:
         if self.is_due(batch, position):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
             if self.bad_records.are_left_out:
                 # The log would drop the dead letters of another plan.
-                sync_plan(running.checkpoint, batch_id)
+                sync_plan(running.checkpoint, batch.batch_id)
                 found = self.shape.bad_records(df)
-                count = self.bad_records.leave_out(
-                    found, f"{batch.query_id}/{self.where}", batch_id
-                )
+                count = self._leave_out(found, batch, "")
                 batch = replace(batch, bad_records=batch.bad_records + count)
             self._apply(df, batch, position)
-        _applied[place] = turn
 
     def position(self, query_id: str) -> Position | None:
         """Return the query's position; None if it has not written, or a table is missing."""
@@ -292,9 +308,13 @@ class Upsert(ABC):
 
     def leave_out_refused(self, df: DataFrame, batch: Batch, refused: Sequence[Refusal]) -> None:
         """Leave out records that the target refuses; it calls this before it commits."""
-        found = self.bad_records.refused(df, refused)
-        writer = f"{batch.query_id}/{self.where}/refused"
-        self.bad_records.leave_out(found, writer, batch.batch_id)
+        self._leave_out(self.bad_records.refused(df, refused), batch, "/refused")
+
+    def _leave_out(self, found: DataFrame, batch: Batch, suffix: str) -> int:
+        writer = f"{batch.query_id}/{self.where}{suffix}"
+        return self.bad_records.leave_out(
+            found, writer, batch.batch_id, batch.end_offsets, batch.applied
+        )
 
     def is_due(self, batch: Batch, position: Position | None) -> bool:
         """Return whether the micro-batch must be applied to a table at `position`.

@@ -121,7 +121,7 @@ class KTableView:
                 f"a view reads its whole topic from the beginning: it sets {', '.join(taken)} "
                 "itself; leave them out"
             )
-        target.bad_records = target.bad_records.beside(self.path, topic)
+        target.bad_records = target.bad_records.beside(self.path, topic, self.options)
         self._topic_state()
 
     def start(self, *, rebuild: bool = False) -> StreamingQuery:
@@ -144,6 +144,7 @@ class KTableView:
             self._end_query()
             self._lock()
             try:
+                self.target.bad_records.check({})
                 changes = self._changes(self._spark)
                 if not rebuild or not self.target.adds_columns:
                     self.target.check_columns(changes)
@@ -316,7 +317,10 @@ class KTableView:
         return self._generations.add(self.topic, topic.topic_id, was_emptied=was_emptied)
 
     def _changes(self, spark: SparkSession) -> DataFrame:
-        reader = spark.readStream.format("kafkalog").options(**self.options)
+        reader = spark.readStream.format("kafkalog")
+        if self.target.bad_records.topic:  # whose dead letters have the record's headers
+            reader = reader.options(includeHeaders="true")
+        reader = reader.options(**self.options)
         reader = reader.options(path=self.path, subscribe=self.topic, startingOffsets="earliest")
         return reader.load()
 

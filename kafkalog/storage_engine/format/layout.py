@@ -513,9 +513,10 @@ STORED_HEADER: Final = struct.Struct(
     "I"  # format version: STORED_VERSION
     "I"  # crc: CRC-32C of number, token and payload
     "Q"  # number: of the commit
-    "16s"  # token: random, by which a writer knows its own object
+    "16s"  # token: the log's id; of a commit its first bytes, then random ones of the writer
 )
 assert STORED_HEADER.size == 40
+STORED_TOKEN_ID: Final = 8  # bytes of the log's id with which each token begins
 STORED_CHECKED: Final = struct.Struct(">Q16s")  # number and token, as the checksum takes them
 STORED_LOG_MAGIC: Final = b"kafkalog"
 STORED_COMMIT_MAGIC: Final = b"klcommit"
@@ -530,7 +531,7 @@ MIXED_TRAILER: Final = struct.Struct(
 )
 MIXED_MAGIC: Final = b"kl-mixed"
 MIXED_VERSION: Final = 1
-MIXED: Final = ".mixed"
+STORED_MIXED: Final = ".mixed"
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
 STORED_COMMITS: Final = "log"
@@ -577,4 +578,4 @@ def stored_data(seen: int, attempt: str, token: str, part: int) -> str:
         part: The object's number in the attempt.
     """
     tail = f"-{part}" if part else ""
-    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{MIXED}"
+    return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{STORED_MIXED}"

@@ -20,8 +20,12 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 
 PATH: Final = "path"
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+"""The beginning of a URL, also of one that became a Path."""
+_SCHEME: Final = re.compile(r"(?:^|,)\s*[A-Za-z][A-Za-z0-9+.-]*:/*")
+_SECRET: Final = re.compile(r"[@?#]")
+"""A sign of user information, a query or a fragment."""
 _LOCAL_HOSTS: Final = ("", "localhost")
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @contextlib.contextmanager
@@ -33,22 +37,41 @@ def looking() -> Iterator[None]:
         raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
 
 
+def is_url(given: str) -> bool:
+    """Return whether a path begins like a URL, whatever its scheme."""
+    return _URL.match(given) is not None
+
+
+def shown(given: str) -> str:
+    """Return an address as an error may repeat it.
+
+    All that follows the scheme is left out if it has user information, a query or a fragment, which
+    may be a secret.
+    """
+    scheme = _SCHEME.search(given)
+    if scheme and _SECRET.search(given, scheme.end()):
+        return f"{given[: scheme.end()]}..."
+    return given
+
+
 @looking()
 def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     """Return the directories of an address, as absolute paths; they need not exist.
 
-    Raises InvalidInputError for a file, a URL, a repeated directory, or an empty address;
-    StorageError.
+    Raises InvalidInputError for a file, a URL, a repeated directory, or no address; StorageError.
     """
     if isinstance(given, str):
-        if _URL.match(given):
-            raise InvalidInputError(f"{given}: expected a log directory, found a URL")
-        paths = _split(given)
-    elif isinstance(given, Path):
-        paths = [given]
+        texts = _split(given)
     else:
-        paths = [Path(path) for path in given]
-    paths = [path.absolute() for path in paths]
+        texts = [str(path) for path in ([given] if isinstance(given, Path) else given)]
+    for text in texts:
+        if is_url(text):
+            raise InvalidInputError(
+                f"{shown(text)}: a log directory has no URL (expected a log directory). A log in "
+                "an object store is opened by kafkalog.open and by Spark: give them its URL as "
+                "text."
+            )
+    paths = [Path(text).absolute() for text in texts]
     if not paths:
         raise InvalidInputError("no log directory is given: expected at least one path")
     for place, path in enumerate(paths):
@@ -66,10 +89,10 @@ def is_broker_directory(root: Path) -> bool:
     return any((root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE))
 
 
-def _split(given: str) -> list[Path]:
+def _split(given: str) -> list[str]:
     if "," not in given or Path(given).exists():
-        return [Path(given)]
-    return [Path(part.strip()) for part in given.split(",") if part.strip()]
+        return [given]
+    return [part.strip() for part in given.split(",") if part.strip()]
 
 
 def log_directory(options: Mapping[str, str]) -> Path:
@@ -102,7 +125,9 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
         )
     parts = [part.strip() for part in given.split(",")]
     # A name may contain a comma too; in a list every part is an address by itself.
-    is_list = all(part.startswith("/") or part.lower().startswith("file:") for part in parts)
+    is_list = all(
+        part.startswith("/") or part.lower().startswith("file:") or is_url(part) for part in parts
+    )
     if not is_list or (len(parts) > 1 and Path(given).exists()):
         parts = [given]
     paths = [_local_path(part) for part in parts]
@@ -114,14 +139,15 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
 
 def _local_path(given: str) -> Path:
     if "\0" in given:
-        raise InvalidInputError(f"path {given!r} holds a zero byte")
+        raise InvalidInputError(f"path {shown(given)!r} holds a zero byte")
     if given.startswith("/"):
         return Path(given)
     scheme, separator, _ = given.partition(":")
     if separator and "/" not in scheme:
         if scheme.lower() != "file":
             raise InvalidInputError(
-                f"path {given!r} is not local: a log directory is an absolute path or a file: URI"
+                f"path {shown(given)!r} is not local: a log directory is an absolute path or a "
+                "file: URI"
             )
         return _path_of_uri(given)
     raise InvalidInputError(
@@ -132,14 +158,15 @@ def _local_path(given: str) -> Path:
 
 def _path_of_uri(uri: str) -> Path:
     parts = urlsplit(uri)
+    place = f"path {shown(uri)!r}"
     if parts.netloc.lower() not in _LOCAL_HOSTS:
         raise InvalidInputError(
-            f"path {uri!r} names the host {parts.netloc!r}; a local file: URI is file:///dir"
+            f"{place} names the host {parts.hostname!r}; a local file: URI is file:///dir"
         )
     path = unquote(parts.path)
     if not path.startswith("/"):
         meant = str(Path.cwd() / path)
-        raise InvalidInputError(f"path {uri!r} is relative; did you mean 'file://{meant}'?")
+        raise InvalidInputError(f"{place} is relative; did you mean 'file://{meant}'?")
     if "\0" in path or parts.query or parts.fragment:
-        raise InvalidInputError(f"path {uri!r} is no plain file: URI; write ? and # as %3F and %23")
+        raise InvalidInputError(f"{place} is no plain file: URI; write ? and # as %3F and %23")
     return Path(path)

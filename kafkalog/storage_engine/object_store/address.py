@@ -13,6 +13,7 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.metadata.address import PATH, shown
 
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 ENDPOINT: Final = "store.endpoint"
@@ -20,7 +21,6 @@ REGION: Final = "store.region"
 ALLOW_HTTP: Final = "store.allow_http"
 CREDENTIALS: Final = "store.credentials"
 OPTIONS: Final = (ENDPOINT, REGION, ALLOW_HTTP, CREDENTIALS)
-_PATH: Final = "path"
 _PREFIX: Final = "store."
 _TRUTH: Final = {"true": True, "false": False}
 _HAS_ENDPOINT: Final = ("s3", "az")
@@ -40,12 +40,12 @@ def store_address(options: Mapping[str, str]) -> StoreAddress | None:
     Returns None if the path names a directory. Raises InvalidInputError, also for options `store.*`
     beside a directory.
     """
-    path = next((value for key, value in options.items() if key.lower() == _PATH), "").strip()
+    path = next((value for key, value in options.items() if key.lower() == PATH), "").strip()
     if is_store_url(path):
         return StoreAddress.parse(path, options)
-    for name in _store_options(options):
+    for name in store_options(options):
         raise InvalidInputError(
-            f"option {name!r}: path {path!r} names no object store. Leave the option out."
+            f"option {name!r}: path {shown(path)!r} names no object store. Leave the option out."
         )
     return None
 
@@ -73,7 +73,7 @@ class StoreAddress:
         Raises InvalidInputError, which never repeats what may be a secret.
         """
         bucket, prefix = _parts(url)
-        given = _store_options(options or {})
+        given = store_options(options or {})
         scheme = url.partition("://")[0].lower()
         address = cls(
             scheme,
@@ -104,7 +104,7 @@ class StoreAddress:
                 f"{self}: only s3:// and az:// have endpoints. Remove option {ENDPOINT!r}."
             )
         parts = urlsplit(self.endpoint)
-        if "@" in parts.netloc or parts.query or parts.fragment:
+        if any(sign in self.endpoint for sign in "@?#"):
             raise InvalidInputError(
                 f"option {ENDPOINT!r} holds more than a host and a path. {_NO_SECRETS}"
             )
@@ -132,7 +132,7 @@ def _parts(url: str) -> tuple[str, str]:
     if not separator or scheme.lower() not in SCHEMES:
         raise InvalidInputError(
             f"the address names no object store (expected one of {', '.join(SCHEMES)}, "
-            f"found {scheme[:20]!r})."
+            f"found {shown(url)[:20]!r})."
         )
     if "@" in rest or "?" in rest or "#" in rest:
         raise InvalidInputError(
@@ -154,7 +154,7 @@ def _parts(url: str) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _store_options(options: Mapping[str, str]) -> dict[str, str]:
+def store_options(options: Mapping[str, str]) -> dict[str, str]:
     """Return the options `store.*` by their names; letter case is ignored, as Spark does."""
     names = {name.lower(): name for name in OPTIONS}
     found = {}

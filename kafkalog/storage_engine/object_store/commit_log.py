@@ -9,10 +9,13 @@ Rules
 - After a failure between create and boundary the commit is in doubt. A retry finds the writer's
   batch id in the state. An abort, by any process, fills the number at which it could land.
 - The writer of the commit after which a snapshot is due writes it. One may be missing.
+- The token of each object begins with the log's id, so a process notices that another log has taken
+  the place of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -38,8 +41,9 @@ _logger = logging.getLogger(__name__)
 PATIENCE_S: Final = 60.0
 HITS_BEFORE_LIST: Final = 4
 """After so many new commits in a row a reader lists the rest, and fetches it side by side."""
-CHECK_AFTER_S: Final = 3600.0
-"""A process that met no commit for so long asks whether the collector has passed it."""
+CHECK_AFTER_S: Final = 60.0
+"""A process that met no commit for so long asks whether the collector has passed it, and whether
+the log is still there."""
 _FETCHERS: Final = 8
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 2.0
@@ -70,30 +74,41 @@ class CommitLog:
         self._patience_s = patience_s
         self._elapsed = elapsed
         self._lock = threading.RLock()
+        self.is_replaced = False
+        """Whether another log was found at the address."""
+        self.log_id = self.id_of(client)
+        self._state = self._loaded(StoreState())
+
+    @staticmethod
+    def id_of(client: ObjectClient) -> bytes:
+        """Return the id of the log; one GET. Raises InvalidInputError if there is none."""
         mark = client.get(layout.STORED_LOG)
         if mark is None:
             raise InvalidInputError(
                 f"{client.address}: there is no log (expected an object {layout.STORED_LOG}). "
                 "Create one, or correct the address."
             )
-        place = self._place(layout.STORED_LOG)
-        self.log_id = NumberedObject.decode(place, layout.STORED_LOG_MAGIC, mark.data).token
-        self._state = self._loaded(StoreState())
+        place = f"{client.address}/{layout.STORED_LOG}"
+        return NumberedObject.decode(place, layout.STORED_LOG_MAGIC, mark.data).token
 
     @classmethod
     def create(cls, client: ObjectClient, *, patience_s: float = PATIENCE_S) -> bool:
-        """Create a log, after a probe of the store; return False if there is one already.
+        """Create a log, after a probe of the store; return False if another process has begun it.
 
-        The boundary is created first, so each log has one. Raises StorageError.
+        The boundary is created first, so each log has one. It has the log's id. Raises
+        StorageError.
         """
         if client.get(layout.STORED_LOG) is not None:
             return False
         token = os.urandom(16)
         client.probe(f"probe/{token.hex()}")
         boundary = NumberedObject(layout.STORED_BOUNDARY_MAGIC, 0, token).encode()
-        mark = NumberedObject(layout.STORED_LOG_MAGIC, 0, token).encode()
-        _created(client, layout.STORED_BOUNDARY, boundary, patience_s)
-        return _created(client, layout.STORED_LOG, mark, patience_s).data == mark
+        found = _created(client, layout.STORED_BOUNDARY, boundary, patience_s).data
+        place = f"{client.address}/{layout.STORED_BOUNDARY}"
+        log_id = NumberedObject.decode(place, layout.STORED_BOUNDARY_MAGIC, found).token
+        mark = NumberedObject(layout.STORED_LOG_MAGIC, 0, log_id).encode()
+        _created(client, layout.STORED_LOG, mark, patience_s)
+        return log_id == token
 
     @property
     def state(self) -> StoreState:
@@ -126,14 +141,32 @@ class CommitLog:
     def _after(self, state: StoreState, found: StoredObject) -> tuple[StoreState, bytes]:
         """Return the state after a commit that was read, and the token of the commit."""
         number = state.number + 1
-        place = self._place(layout.stored_commit(number))
-        commit = NumberedObject.decode(place, layout.STORED_COMMIT_MAGIC, found.data)
+        name = layout.stored_commit(number)
+        commit = self._decoded(name, layout.STORED_COMMIT_MAGIC, found)
         try:
             if commit.number != number:
                 raise ValueError(f"number {commit.number}")
             return state.apply(number, commit.content, len(found.data)), commit.token
         except _NO_CHANGE as fault:
-            raise _unbelievable(place, f"commit {number}", fault) from fault
+            raise _unbelievable(self._place(name), f"commit {number}", fault) from fault
+
+    def _decoded(self, name: str, magic: bytes, found: StoredObject) -> NumberedObject:
+        """Return an object of the log; raises InvalidInputError for one of another log."""
+        decoded = NumberedObject.decode(self._place(name), magic, found.data)
+        if not decoded.token.startswith(self._mark):
+            self.is_replaced = True
+            raise InvalidInputError(
+                f"{self._place(name)}: the log was deleted, and created again at its address, "
+                f"while it was open (expected an object of log {self._mark.hex()}, found one of "
+                f"{decoded.token[: len(self._mark)].hex()}). Open the log again; a stream needs a "
+                "new checkpoint. Delete the object if a log that is opened finds it too."
+            )
+        return decoded
+
+    @property
+    def _mark(self) -> bytes:
+        """The beginning of the token of each object of this log."""
+        return self.log_id[: layout.STORED_TOKEN_ID]
 
     def _boundary(self) -> int:
         """Return up to which number the collector may have deleted commits."""
@@ -141,8 +174,8 @@ class CommitLog:
         for _ in self._tries():
             found = self._client.get(layout.STORED_BOUNDARY)
             if found is not None:
-                place = self._place(layout.STORED_BOUNDARY)
-                boundary = NumberedObject.decode(place, layout.STORED_BOUNDARY_MAGIC, found.data)
+                name, magic = layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC
+                boundary = self._decoded(name, magic, found)
                 self._checked_s = checked_s
                 return boundary.number
         raise StorageError(
@@ -184,13 +217,13 @@ class CommitLog:
         found = self._client.get(name)
         if found is None:
             return None
-        place = self._place(name)
-        snapshot = NumberedObject.decode(place, layout.STORED_SNAPSHOT_MAGIC, found.data)
+        snapshot = self._decoded(name, layout.STORED_SNAPSHOT_MAGIC, found)
         try:
             if snapshot.number != number:
                 raise ValueError(f"number {snapshot.number}")
             return StoreState.of_snapshot(number, snapshot.content)
         except _NO_CHANGE as fault:
+            place = self._place(name)
             raise _unbelievable(place, f"the state after {number}", fault) from fault
 
     def _through(self, state: StoreState, newest: int) -> StoreState | None:
@@ -251,13 +284,14 @@ class CommitLog:
 
     def _is_committed(self, change: Mapping[str, Any]) -> bool:
         """Try to make the next commit; return False if another's came first, which is applied."""
-        base, token = self._state, os.urandom(16)
+        base = self._state
+        token = self._mark + os.urandom(16 - len(self._mark))
         number = base.number + 1
         name = layout.stored_commit(number)
         data = NumberedObject(layout.STORED_COMMIT_MAGIC, number, token, change).encode()
         state = base.apply(number, change, len(data))  # a change that cannot be read is not written
         outcome = self._client.create(name, data)
-        is_mine, is_counted = True, False
+        is_mine, is_counted = outcome is Outcome.DONE, False
         try:
             if outcome is not Outcome.DONE:
                 found = _created(self._client, name, data, self._patience_s)
@@ -267,6 +301,11 @@ class CommitLog:
             self._state = state if is_counted else self._loaded(StoreState())
         except StorageError as fault:
             raise self._in_doubt(number, str(fault)) from None
+        except InvalidInputError:
+            if is_mine:  # it is in the way of the log that is there now
+                with contextlib.suppress(StorageError):
+                    self._client.delete([name])
+            raise
         if is_mine and not is_counted:
             raise self._in_doubt(number, "this process was stopped while the collector passed it.")
         return is_mine

@@ -77,6 +77,11 @@ class ObjectLog(LogEngine):
     def __repr__(self) -> str:
         return f"ObjectLog({self.root})"
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another log was found at the address: this one is gone."""
+        return self._log.is_replaced
+
     # --- reading ---------------------------------------------------------------------------------
 
     def state(self) -> State:

@@ -6,13 +6,12 @@ object is dropped once the records of all its extents are gone.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
-from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
+from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.writing.retention import RetentionStats
 
 
@@ -21,7 +20,6 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
 
     Returns one entry per partition that loses records.
     """
-    by_partition = _by_partition(draft.store)
     found = []
     for name, known in sorted(draft.state.topics.items()):
         if topic not in (None, name):
@@ -30,7 +28,7 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
         for number, state in known.present():
             extents = [
                 extent
-                for extent in by_partition.get((known.topic_id, number), ())
+                for _, extent in draft.store.extents(known.topic_id, number)
                 if extent.next_offset > state.log_start_offset
             ]
 
@@ -44,15 +42,4 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
                 draft.raise_log_start(name, number, ends[count - 1])
                 size = sum(sizes[:count])
                 found.append(RetentionStats(name, number, ends[count - 1], count, size))
-    return found
-
-
-def _by_partition(store: StoreState) -> Mapping[tuple[str, int], Sequence[Extent]]:
-    """Return the extents of each topic id and partition, ascending by offset."""
-    found = defaultdict(list)
-    for each in store.objects.values():
-        for extent in each.extents:
-            found[extent.topic_id, extent.partition].append(extent)
-    for extents in found.values():
-        extents.sort(key=lambda extent: extent.base_offset)
     return found

@@ -10,8 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
+from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 if TYPE_CHECKING:
@@ -47,12 +46,7 @@ class PolledLog(ObjectLog):
 
     def _is_there(self) -> bool:
         """Return whether the log of this address is still the one that was opened."""
-        mark = self.client.get(layout.STORED_LOG)
-        if mark is None:
-            return False
-        place = f"{self.root}/{layout.STORED_LOG}"
-        token = NumberedObject.decode(place, layout.STORED_LOG_MAGIC, mark.data).token
-        return token == self._log.log_id
+        return CommitLog.id_of(self.client) == self._log.log_id
 
     def poll(self) -> None:
         """Take the newest state; one GET when nothing has changed."""

@@ -10,11 +10,13 @@ import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import EMPTY, Change, State
+from kafkalog.storage_engine.object_store.layered_map import LayeredMap
+from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequence
 
 SNAPSHOT_COMMITS: Final = 500
 SNAPSHOT_BYTES: Final = 8 << 20
@@ -54,6 +56,9 @@ class PlacedExtent(NamedTuple):
     extent: Extent
 
 
+_Extents: TypeAlias = dict[tuple[str, int], LayeredSequence[PlacedExtent]]
+
+
 def covering(extents: Sequence[PlacedExtent], start: int, end: int) -> Sequence[PlacedExtent]:
     """Return the extents, ascending, that hold offsets of [start, end)."""
     first = bisect_right(extents, start, key=lambda placed: placed.extent.next_offset)
@@ -68,7 +73,7 @@ class _ExtentIndex:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, int], Sequence[PlacedExtent]] | None = None
+        self._found: _Extents | None = None
 
     def of(
         self, objects: Mapping[str, DataObject], topic_id: str, partition: int
@@ -87,14 +92,12 @@ class _ExtentIndex:
             found = dict(self._found)
             for place in {(e.topic_id, e.partition) for o in dropped.values() for e in o.extents}:
                 kept = [each for each in found[place] if each.object_name not in dropped]
-                found[place] = tuple(kept)
+                found[place] = LayeredSequence[PlacedExtent]().extended(kept)
             index._found = _merged(found, added)
         return index
 
 
-def _merged(
-    found: dict[tuple[str, int], Sequence[PlacedExtent]], added: Mapping[str, DataObject]
-) -> dict[tuple[str, int], Sequence[PlacedExtent]]:
+def _merged(found: _Extents, added: Mapping[str, DataObject]) -> _Extents:
     """Add the extents of objects to those of each partition."""
     new: dict[tuple[str, int], list[PlacedExtent]] = {}
     for name, each in added.items():
@@ -102,9 +105,18 @@ def _merged(
             place = extent.topic_id, extent.partition
             new.setdefault(place, []).append(PlacedExtent(name, extent))
     for place, extents in new.items():
-        together = (*found.get(place, ()), *extents)
-        found[place] = tuple(sorted(together, key=lambda each: each.extent.base_offset))
+        extents.sort(key=_base_offset)
+        known = found.get(place) or LayeredSequence()
+        if known and _base_offset(extents[0]) < _base_offset(known[-1]):
+            together = sorted([*known, *extents], key=_base_offset)
+            found[place] = LayeredSequence[PlacedExtent]().extended(together)
+        else:
+            found[place] = known.extended(extents)
     return found
+
+
+def _base_offset(placed: PlacedExtent) -> int:
+    return placed.extent.base_offset
 
 
 class StoreChange(Change):
@@ -157,8 +169,8 @@ class StoreState:
     """The whole log after one commit."""
 
     log: State = field(default_factory=State)
-    objects: Mapping[str, DataObject] = field(default_factory=dict)
-    dead: Mapping[str, int] = field(default_factory=dict)
+    objects: LayeredMap[DataObject] = field(default_factory=LayeredMap)
+    dead: LayeredMap[int] = field(default_factory=LayeredMap)
     """Objects that were dropped, with the number of the commit that did so."""
     swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
@@ -194,21 +206,19 @@ class StoreState:
     def _changed(self, number: int, change: Mapping[str, Any]) -> StoreState:
         log = self.log.apply(number, change)
         objects, dead, index = self.objects, self.dead, self.index
-        if change.get("dropped") or change.get("objects"):
-            kept, gone = dict(objects), dict(dead)
-            for name in change.get("dropped", ()):
-                del kept[name]
-                gone[name] = number
-            for name, (size, extents, *added_at) in change.get("objects", EMPTY).items():
-                layout.seen_by_stored(name)
-                number_added = int(added_at[0]) if added_at else number
-                kept[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
-            index = index.after(
-                {name: objects[name] for name in change.get("dropped", ())},
-                {name: kept[name] for name in change.get("objects", EMPTY)},
-            )
-            objects, dead = kept, gone
-        dead = {**dead, **{name: int(at) for name, at in change.get("dead", EMPTY).items()}}
+        dropped = change.get("dropped", ())
+        added = {}
+        for name, (size, extents, *added_at) in change.get("objects", EMPTY).items():
+            layout.seen_by_stored(name)
+            number_added = int(added_at[0]) if added_at else number
+            added[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
+        if dropped or added:
+            index = index.after({name: objects[name] for name in dropped}, added)
+            objects = objects.changed(added, dropped)
+        gone = dict.fromkeys(dropped, number)
+        gone |= {name: int(at) for name, at in change.get("dead", EMPTY).items()}
+        if gone:
+            dead = dead.changed(gone)
         swept = max(self.swept, int(change.get("swept", -1)))
         return StoreState(log, objects, dead, swept, index=index)
 

@@ -16,11 +16,15 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from examples import orders_pipeline
 from kafkalog import KTableView
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, DeltaUpsert
 from kafkalog.sink.upsert.delta import upsert as delta_module
 from kafkalog.storage_engine.engine import Engine
+from tests import delta_spark
+from tests.spark.examples.test_orders_pipeline import ROWS, dead_letters
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_upsert import Change, frame_of
 from tests.spark.sink.test_spark_writes import finish
@@ -33,15 +37,11 @@ SETTINGS = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     scratch = tmp_path_factory.mktemp("spark")
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in delta_spark.settings().items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.jars", os.environ["KAFKALOG_DELTA_JARS"])
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-        .config("spark.databricks.delta.snapshotPartitions", "2")
-        .config("spark.sql.shuffle.partitions", "2")
+        builder.config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.driver.host", "127.0.0.1")
@@ -198,11 +198,11 @@ def before_the_merge(
     """Let another process act once, after the upsert has read the positions."""
     merge = upsert._merge
 
-    def late(rows: Any) -> None:
+    def late(rows: Any) -> bool:
         monkeypatch.undo()
         monkeypatch.setattr(delta_module, "_turns", {})  # the locks of another process
         act()
-        merge(rows)
+        return merge(rows)
 
     monkeypatch.setattr(upsert, "_merge", late)
 
@@ -242,6 +242,74 @@ def test_a_commit_lands_only_on_the_positions_that_were_read(
     with pytest.raises(CommitConflictError, match="of query q is none, the next is 3"):
         store(upsert, batch(3), change("a", 13))
     assert table.rows() == [("c", 30)]
+
+
+def test_an_error_after_a_commit_is_no_failure_and_without_a_history_it_is_unknown(
+    upsert: DeltaUpsert,
+    table: Table,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store(upsert, batch(0), change("a", 1))
+    version, merge = table.version(), upsert._merge
+
+    def fail_late(rows: Any) -> bool:
+        merge(rows)
+        raise RuntimeError("the hook failed")
+
+    monkeypatch.setattr(upsert, "_merge", fail_late)
+    store(upsert, batch(1), change("a", 2))
+    assert (table.rows(), table.version()) == ([("a", 2)], version + 1)
+    assert "a commit has landed, and then came an error: the hook failed" in caplog.text
+    assert "micro-batch 1 of query q was applied before" in caplog.text
+
+    def lose_history(rows: Any) -> bool:
+        monkeypatch.setattr(delta_module, "last_commit", lambda *_: 1 / 0)
+        return fail_late(rows)
+
+    monkeypatch.setattr(upsert, "_merge", lose_history)
+    with pytest.raises(StorageError, match="whether micro-batch 2 is written is unknown: the hook"):
+        store(upsert, batch(2), change("a", 3))
+    monkeypatch.undo()
+    position = upsert.position("q")
+    assert position is not None
+    assert (table.rows(), position.batch_id) == ([("a", 3)], 2)
+
+
+def test_a_micro_batch_reads_the_history_once_and_once_more_if_it_has_changed_since(
+    upsert: DeltaUpsert, table: Table, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store(upsert, batch(0), change("a", 1))
+    reads, last_commit = [], delta_module.last_commit
+
+    def counted(*given: Any) -> Any:
+        reads.append(given)
+        return last_commit(*given)
+
+    monkeypatch.setattr(delta_module, "last_commit", counted)
+
+    def take(number: int) -> int:
+        frame = frame_of(table.spark, change("b", number))
+        upsert.take(frame, number, MicroBatch("q", number, "run"), {"t": {"0": number + 1}})
+        found = len(reads)
+        reads.clear()
+        return found
+
+    assert take(1) == 1
+    positions = upsert.positions
+
+    def late() -> Any:
+        found = positions()
+        rival = DeltaUpsert(path, schema="n int", key_type="string")
+        store(rival, batch(0, query_id="other"), change("c", 5))
+        reads.clear()
+        return found
+
+    monkeypatch.setattr(upsert, "positions", late)
+    assert take(2) == 1
+    assert table.rows() == [("a", 1), ("b", 2), ("c", 5)]
+    monkeypatch.undo()
+    assert upsert.positions().keys() == {"q", "other"}
 
 
 def wait_for(file: Path, patience_s: float = PATIENCE_S) -> bool:
@@ -544,3 +612,21 @@ def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
     with Engine(tmp_path / "log", read_only=True) as engine:
         (letters,) = engine.read("bad", 0)
     assert letters.column("value").to_pylist() == [b"broken"]
+
+
+def test_the_orders_of_the_example_become_equal_to_the_log(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = orders_pipeline.targets
+
+    def of_delta(*given: Any, **more: Any) -> list[Any]:
+        return [each for each in targets(*given, **more) if each[0] == "delta"]
+
+    monkeypatch.setattr(orders_pipeline, "targets", of_delta)
+    orders_pipeline.run(spark, tmp_path, has_delta=True)
+    orders = spark.table(f"delta.`{tmp_path}/delta/orders`")
+    found = orders.select("region", "id", "item", "n", "note").collect()
+    assert sorted(map(tuple, found)) == ROWS
+    assert dead_letters(tmp_path, "delta") == [(b'{"region": "us", "id": 1}', b"no order")]
+    people = spark.table(f"delta.`{tmp_path}/delta/customers`").select("key", "city").collect()
+    assert sorted(map(tuple, people)) == [("ann", "Oslo"), ("bob", "Rome")]

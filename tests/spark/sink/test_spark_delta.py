@@ -1,8 +1,4 @@
-"""DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own.
-
-Delta Lake is published for an earlier Spark than this run has, so that process has the PySpark that
-`make peers` installs.
-"""
+"""DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own."""
 
 from __future__ import annotations
 
@@ -18,10 +14,9 @@ import pytest
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import DeltaUpsert
-from tests import ROOT
+from tests import ROOT, delta_spark
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-DELTA = ROOT / ".peers" / "delta"
 SOURCE = Path(__file__).with_name("delta_rules.py")
 RULES = re.findall(r"^def (test_\w+)", SOURCE.read_text(), re.MULTILINE)
 PATIENCE_S = 1200
@@ -30,11 +25,7 @@ PATIENCE_S = 1200
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return what each rule failed with; "" if it holds."""
-    if not (DELTA / "python" / "pyspark").is_dir():
-        reason = "no Delta Lake: `make peers` fetches it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    delta_spark.require()
     scratch = tmp_path_factory.mktemp("delta")
     report = scratch / "report.xml"
     python = [sys.executable, "-m", "pytest", "--noconftest", "-c", os.devnull]
@@ -42,11 +33,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         [*python, "-q", f"--rootdir={ROOT}", f"--junit-xml={report}", str(SOURCE)],
         check=False,
         cwd=scratch,
-        env={
-            **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
-            "PYTHONPATH": os.pathsep.join([str(DELTA / "python"), str(ROOT)]),
-            "KAFKALOG_DELTA_JARS": ",".join(map(str, sorted(DELTA.glob("*.jar")))),
-        },
+        env=delta_spark.environment(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

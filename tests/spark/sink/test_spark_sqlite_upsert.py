@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -79,6 +80,44 @@ def test_records_that_do_not_fit_become_dead_letters_and_the_others_rows(
     )
     reasons = [reason.partition(":")[0] for k, _, reason in letters if k != b"no document"]
     assert reasons == ["CHECK constraint failed"] * 3
+
+
+def test_a_restored_checkpoint_neither_loses_nor_repeats_dead_letters(
+    follower: Follower, database: Path, tmp_path: Path
+) -> None:
+    backup = tmp_path / "backup"
+
+    def run(**more: Any) -> int:
+        upsert = SQLiteUpsert(
+            database,
+            "orders",
+            schema="n int",
+            on_bad_record="deadletter:bad",
+            path=follower.path,
+            **more,
+        )
+        follower.run(upsert)
+        [position] = upsert.positions().values()
+        return position.bad_records
+
+    follower.append(a={"n": 1}, b="bad")
+    assert run() == 1
+    shutil.copytree(follower.checkpoint, backup)
+    follower.append(c="worse")
+    assert run() == 2
+    shutil.rmtree(follower.checkpoint)
+    shutil.copytree(backup, follower.checkpoint)
+    follower.append(d="late")
+    assert run() == 3  # the last micro-batch comes again and reaches further
+    follower.append(e="later")
+    assert run() == 4
+    shutil.rmtree(follower.checkpoint)
+    shutil.copytree(backup, follower.checkpoint)
+    follower.append(f="last")
+    assert run(reset_writer=True) == 5
+    values = [value for _, value, _ in follower.letters("bad")]
+    assert values == [b"bad", b"worse", b"late", b"later", b"last"]
+    assert query(database, "SELECT CAST(key AS TEXT), n FROM orders") == [("a", 1)]
 
 
 def test_a_new_column_fails_the_query_until_it_may_be_added(

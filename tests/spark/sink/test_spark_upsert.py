@@ -75,6 +75,24 @@ def test_a_value_that_is_no_such_document_fails_and_names_the_record(
     assert words in message
 
 
+def test_a_document_that_is_no_utf8_is_bad(spark: Any) -> None:
+    shape = RowShape(schema="name string", leaves_out_bad=True)
+    frame = frame_of(spark, ("a", '{"name": "x"}', 1), ("b", '{"name": "x"}', 2)).selectExpr(
+        "key", "if(offset = 2, unhex('7b226e616d65223a2022ff227d'), value) value",
+        "topic", "partition", "offset", "timestamp",
+    )  # fmt: skip
+    assert [row[1] for row in collected(shape.rows(frame, latest=True))] == [1]
+    [bad] = shape.bad_records(frame).collect()
+    assert bad.offset == 2
+    assert bad.kl_reason.endswith("""found '{"name": "\ufffd"}'""")
+
+
+@pytest.mark.parametrize("schema", ["n intt", "", "binary"])
+def test_a_text_that_is_no_schema_is_refused_in_one_line(spark: Any, schema: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"^schema(=| names|: expected)[^\n]*$"):
+        RowShape(schema=schema).rows(frame_of(spark, *DOCUMENTS), latest=True)
+
+
 def test_a_list_may_make_other_keys_than_the_records_have_and_the_latest_of_those_counts(
     spark: Any,
 ) -> None:
@@ -206,7 +224,8 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
     own = F.expr("array(named_struct('key', 'mine', 'value', binary('1')))")
     frame = frame_of(spark, ("a", "x", 1), ("b", None, 2), ("c", "y", 3)).withColumn("headers", own)
     for _ in range(2):
-        assert rule.leave_out(shape.bad_records(frame), "q/t", 7) == 2
+        found = shape.bad_records(frame)
+        assert rule.leave_out(found, "q/t", 7, {"t": {"0": 4}}, {}) == 2
     with Engine(tmp_path / "log", read_only=True) as log:
         batches = log.read("bad", 0, 0, include_headers=True)
         [table] = [pa.Table.from_batches(batches)]
@@ -223,6 +242,28 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
             b"the value is not a JSON document of struct<n:int>; found 'y'"
         ),
     }
+
+
+def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_position(
+    spark: Any, tmp_path: Path
+) -> None:
+    rule = BadRecords.parse("deadletter:bad", str(tmp_path / "log"))
+    shape = RowShape(schema="n int", leaves_out_bad=True)
+    frame = frame_of(spark, *[(f"k{n}", "x", n) for n in range(4)])
+
+    def leave_out(batch_id: int, end: int, applied: int) -> int:
+        found = shape.bad_records(frame.where(f"offset < {end}"))
+        known = {"t": {"0": applied}} if applied else {}
+        return rule.leave_out(found, "q/t", batch_id, {"t": {"0": end}}, known)
+
+    assert leave_out(1, 2, 0) == 2
+    assert leave_out(1, 3, 2) == 1  # reaches further
+    assert leave_out(0, 4, 3) == 1  # from an older checkpoint
+    assert leave_out(0, 4, 3) == 1
+    with Engine(tmp_path / "log", read_only=True) as log:
+        keys = [row["key"] for rows in log.read("bad", 0, 0) for row in rows.to_pylist()]
+        assert log.describe("bad").config["cleanup.policy"] == "delete"
+    assert keys == [b"k0", b"k1", b"k2", b"k3"]
 
 
 @pytest.mark.parametrize(

@@ -114,13 +114,23 @@ def test_little_memory_for_workers_is_wrong(
     assert checks(kafkalog)["worker memory"]["state"] == state
 
 
+@pytest.mark.parametrize("option", ["--conf ", "-c ", "--conf="])
 def test_a_setting_of_the_command_wins_over_the_file(
-    kafkalog: Command, host: Path, monkeypatch: pytest.MonkeyPatch
+    kafkalog: Command, host: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
     (host / "spark-defaults.conf").write_text("spark.executor.pyspark.memory=2g\n")
-    given = "--conf spark.executor.pyspark.memory=256m pyspark-shell"
+    given = f"{option}spark.executor.pyspark.memory=256m pyspark-shell"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", given)
     assert "256m" in checks(kafkalog)["worker memory"]["found"]
+
+
+def test_arguments_of_spark_with_an_open_quotation_are_wrong(
+    kafkalog: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf 'x")
+    check = checks(kafkalog)["worker memory"]
+    assert check["state"] == "wrong"
+    assert check["found"] == "PYSPARK_SUBMIT_ARGS=--conf 'x: No closing quotation"
 
 
 def test_a_small_container_gets_advice(kafkalog: Command, monkeypatch: pytest.MonkeyPatch) -> None:

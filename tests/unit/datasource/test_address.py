@@ -2,8 +2,13 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.metadata.address import log_directory
+from kafkalog.sink.options import SinkOptions
+from kafkalog.storage_engine.log_store import open_engine, opened_for_spark, spark_path
+from kafkalog.storage_engine.metadata.address import directories, log_directory, shown
+
+SECRET = "s3/cr3t+value"
 
 
 @pytest.mark.parametrize(
@@ -50,3 +55,52 @@ def test_a_relative_path_is_refused_with_what_it_would_have_meant(given: str) ->
 def test_a_missing_path_says_how_to_give_it() -> None:
     with pytest.raises(InvalidInputError, match=r"\.load\('/dir'\).*CREATE TEMPORARY VIEW"):
         log_directory({"subscribe": "t"})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(f"s3a://key:{SECRET}@bucket", f"s3a:key:{SECRET}@bucket", f"s3:/{SECRET}@b"),
+        *(f"hdfs://host/log?sig={SECRET}", f"abfs://c@host/log#{SECRET}", f"k:{SECRET}@bucket"),
+        *(f"file://key:{SECRET}@host/log", f"file:///log?sig={SECRET}", f"file:log?{SECRET}"),
+        *(f"s3://key:{SECRET}@bucket/log", f"s3://bucket/log?sig={SECRET}", f"gs:/x?{SECRET}"),
+        *(f"/log,s3a://key:{SECRET}@bucket", f"s3a://key:{SECRET}@bucket,/log"),
+        f"s3a://key:{SECRET}@bucket\0",
+    ],
+)
+def test_an_error_repeats_no_secret_of_an_address(given: str) -> None:
+    found = []
+    for refuse in (
+        lambda: SourceOptions.parse({"path": given, "subscribe": "t"}),
+        lambda: SinkOptions.parse({"path": given, "topic": "t"}),
+        lambda: SinkOptions.parse({"path": given, "store.region": "r"}),
+        lambda: opened_for_spark({"path": given}),
+    ):
+        with pytest.raises(InvalidInputError) as error:
+            refuse()
+        found.append(str(error.value))
+    assert not [text for text in found if SECRET in text]
+
+
+@pytest.mark.parametrize("given", [f"s3a://key:{SECRET}@bucket", f"s3://key:{SECRET}@bucket"])
+def test_an_error_of_the_engine_repeats_no_secret_of_an_address(given: str) -> None:
+    for place in (given, Path(given), [given]):
+        with pytest.raises(InvalidInputError) as error:
+            open_engine(place)
+        assert SECRET not in str(error.value)
+    assert spark_path(given) == given
+    with pytest.raises(InvalidInputError) as error:
+        directories(f"/log,{given}")
+    assert SECRET not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("hdfs://host/log", "hdfs://host/log"),
+        ("/data/a@b?c#d", "/data/a@b?c#d"),
+        ("hdfs://me@host/log", "hdfs://..."),
+    ],
+)
+def test_an_address_without_a_secret_is_shown_whole(given: str, text: str) -> None:
+    assert shown(given) == text

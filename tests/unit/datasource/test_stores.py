@@ -13,12 +13,20 @@ import pytest
 from kafkalog.datasource import stored_partition
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.options import SourceOptions
+from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.datasource.stored_partition import StoredPartition
-from kafkalog.errors import DataLossError, InvalidInputError, KafkaLogError, UnknownTopicError
+from kafkalog.errors import (
+    DataLossError,
+    InvalidInputError,
+    KafkaLogError,
+    MomentPassedError,
+    UnknownTopicError,
+)
 from kafkalog.storage_engine.object_store import client as client_module
-from kafkalog.storage_engine.object_store import mixed_object
+from kafkalog.storage_engine.object_store import commit_log, mixed_object
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.object_store_proxy import StoreProxy
 from tests.unit.datasource.logs import NOW_MS, read_batch, rows, source
 from tests.unit.datasource.streaming_query import StreamingQuery
@@ -119,13 +127,64 @@ def test_several_tasks_and_several_objects_of_each_are_read_in_their_order(
         assert ours
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"startingOffsets": '{"t":{"0":1,"1":3,"2":5}}'},
+        {"startingOffsets": '{"t":{"0":1,"1":3,"2":5}}', "failOnDataLoss": "false"},
+        {"startingTimestamp": str(NOW_MS)},
+        {"view": "latest"},
+        {"view": "latest", "keys": '["k1", "k3"]'},
+    ],
+    ids=str,
+)
+def test_deleted_records_are_gone_as_in_a_directory(two: TwoLogs, options: dict[str, str]) -> None:
+    for count in (20, 7, 40):
+        two.append(count)
+    for log in two.logs:
+        for partition, before in ((0, 4), (1, 12), (2, -1)):
+            log.delete_records("t", partition, before, now_ms=NOW_MS)
+    ours, stored = both(two, **options)
+    assert stored == ours
+    assert ours
+
+
+def test_a_stream_that_began_before_deleted_records_loses_them_as_in_a_directory(
+    two: TwoLogs,
+) -> None:
+    two.append(20)
+    found = []
+    for place, log in zip((two.directory, two.url), two.logs, strict=True):
+        for fail in ("true", "false"):
+            options = {"startingOffsets": '{"t":{"0":1,"1":1,"2":1}}', "failOnDataLoss": fail}
+            query = StreamingQuery(place, options)
+            query.start()
+            query.plan()
+            log.delete_records("t", 1, 4, now_ms=NOW_MS)
+            if fail == "true":
+                with pytest.raises(DataLossError) as fault:
+                    query.run_planned()
+                found.append(str(fault.value))
+            else:
+                found.append(sorted_rows(query.run_planned()))
+    assert found[2:] == found[:2]
+    assert len(found[1]) == 6 + 3 + 5
+
+
 def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
     assert both(two) == both(two, view="latest") == ([], [])
 
 
-def test_where_there_is_no_log_the_read_says_so() -> None:
-    with pytest.raises(InvalidInputError, match="there is no log"):
-        read_batch("memory://nobody/nothing")
+@pytest.mark.parametrize("options", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}])
+def test_where_there_is_no_log_the_load_says_so(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidInputError, match=r"option path: memory://nobody/nothing: .*no log"):
+        KafkaLogDataSource({"path": "memory://nobody/nothing", **options})
+
+
+def test_a_load_sends_one_request(two: TwoLogs, asked: list[str]) -> None:
+    source(two.url)
+    assert asked == ["GET"]
 
 
 def test_a_log_that_replaces_another_at_its_address_is_read(tmp_path: Path) -> None:
@@ -136,6 +195,54 @@ def test_a_log_that_replaces_another_at_its_address_is_read(tmp_path: Path) -> N
     client.delete([entry.name for entry in client.list("")])
     TwoLogs(tmp_path / "new", old.url).topic().append(4)
     assert len(read_batch(old.url)) == 4
+
+
+def replace(two: TwoLogs, tmp_path: Path, count: int) -> None:
+    """Delete the log, and create another one, with other records of the same topic."""
+    client = two.logs[1].client
+    client.delete([entry.name for entry in client.list("")])
+    TwoLogs(tmp_path / "new", two.url).topic()
+    with ObjectLog(two.url) as other:
+        for _ in range(count):
+            other.append("t", [(b"k", b"other")], now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("count", [0, 3, 9])
+def test_a_stream_of_a_log_that_another_replaces_fails_with_the_reason(
+    two: TwoLogs, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "CHECK_AFTER_S", -1.0)
+    for _ in range(4):
+        two.append(3)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest"})
+    query.start()
+    query.drain()
+    replace(two, tmp_path, count)
+    with pytest.raises(InvalidInputError, match="the log was deleted, and created again"):
+        query.drain()
+
+
+@pytest.mark.parametrize("options", [{}, {"view": "latest"}], ids=str)
+def test_a_read_whose_object_is_gone_says_to_load_again(
+    two: TwoLogs, options: dict[str, str]
+) -> None:
+    two.append(6)
+    reader, found = planned(two, **options)
+    client = two.logs[1].client
+    client.delete([entry.name for entry in client.list("data")])
+    with pytest.raises(MomentPassedError, match=r"data/.*missing.* load the DataFrame again"):
+        rows(reader, found)
+
+
+def test_a_stream_whose_object_is_gone_says_to_start_again(two: TwoLogs) -> None:
+    two.append(6)
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest"})
+    query.start()
+    query.plan()
+    client = two.logs[1].client
+    client.delete([entry.name for entry in client.list("data")])
+    with pytest.raises(MomentPassedError, match=r"data/.*missing.* start the query again"):
+        query.run_planned()
 
 
 def test_options_of_a_store_are_refused_beside_a_directory(two: TwoLogs) -> None:
@@ -204,14 +311,14 @@ def test_a_batch_read_opens_the_log_once_and_asks_once_for_each_object(
         two.append(12)
     asked.clear()
     reader, found = planned(two)
-    # The mark, the commits, and the boundary.
-    assert (asked.count("LIST"), asked.count("GET")) == (1, 1 + 41 + 1)
+    # The mark at load; the mark, the commits, and the boundary.
+    assert (asked.count("LIST"), asked.count("GET")) == (1, 1 + 1 + 41 + 1)
     asked.clear()
     assert len(rows(reader, found)) == 480
     assert asked == ["GET"] * 40
     asked.clear()
     planned(two)
-    assert asked == ["GET"] * 2  # the mark, and a poll
+    assert asked == ["GET"] * 3  # the mark at load; the mark, and a poll
 
 
 def test_an_s3_store_gets_the_requests_that_are_counted(
@@ -254,7 +361,7 @@ def test_a_time_is_looked_up_in_the_extents_that_may_have_it(
         two.append(30)
     asked.clear()
     _, found = planned(two, startingTimestamp=str(NOW_MS + 100))
-    opened = 1 + 6 + 1
+    opened = 1 + 1 + 6 + 1
     assert asked.count("GET") == opened + 3  # one for each partition, in the fourth object
     assert {start for (_, start, _) in places(found)[0]} == {33, 34}
 
@@ -339,7 +446,7 @@ def test_a_micro_batch_asks_little_for_its_plan_and_once_for_each_object(
     assert asked == ["GET"] * 3  # the commit, none after it, the boundary
     asked.clear()
     assert len(query.run_planned()) == 60
-    assert asked == ["GET"] * 2  # a poll; the object
+    assert asked == ["GET"] * 3  # a poll; the mark, as for each load; the object
 
 
 def test_options_for_a_store_are_part_of_the_plan_and_hold_no_secret(two: TwoLogs) -> None:

@@ -86,11 +86,6 @@ def many(count: int = 5000, **odd: str | None) -> list[tuple[str, str | None]]:
             r't-0 offset 1800 does not fit: .*"stock_value_key" \(Key \(value\)=\(1699\) already',
         ),
         (
-            "key text PRIMARY KEY, value text, other int NOT NULL",
-            many(3),
-            r't-0 offset 100 does not fit: column "other": null value in column "other"',
-        ),
-        (
             "key text PRIMARY KEY, value text REFERENCES stock DEFERRABLE INITIALLY DEFERRED",
             [("a", "a"), ("b", "a"), ("c", "nobody"), ("d", "nobody")],
             r"t-0 offset 102 does not fit: .* violates foreign key constraint",

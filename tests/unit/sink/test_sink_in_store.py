@@ -65,6 +65,19 @@ def test_micro_batches_land_once(address: StoreAddress, write: SparkWrite) -> No
     assert (end_of(address), data_objects(address)) == (12, 3)
 
 
+def test_a_query_whose_log_was_replaced_fails_once_and_then_writes_to_the_other_log(
+    address: StoreAddress, write: SparkWrite
+) -> None:
+    write.micro_batch([ROWS], 0)
+    client = ObjectLog(address).client
+    client.delete([entry.name for entry in client.list("")])
+    CommitLog.create(WithoutProbe(address))
+    with pytest.raises(InvalidInputError, match="deleted, and created again"):
+        write.micro_batch([ROWS], 1)
+    write.micro_batch([ROWS], 1)
+    assert end_of(address) == 6
+
+
 def test_nothing_is_visible_before_the_commit_and_an_abort_deletes_it(
     address: StoreAddress, write: SparkWrite
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from tests.unit.sink.sqlite_rows import LEADING, batch, query
 
 NAMES, KINDS = ["key", "value"], ["TEXT", "TEXT"]
@@ -87,6 +88,23 @@ def test_all_refused_records_are_left_out_and_the_others_are_stored(
     assert upsert.positions()["q"].bad_records == 3
 
 
+@pytest.mark.parametrize("rule", ["fail", "skip"])
+def test_a_column_that_no_row_can_fill_is_a_fault_of_the_table(database: Path, rule: str) -> None:
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT, extra TEXT NOT NULL)")
+    upsert = SQLiteUpsert(database, "stock", on_bad_record=rule)
+    rows = rows_of(*in_order(("a", "1")))
+    with pytest.raises(InvalidInputError, match="column extra is NOT NULL without a default, and"):
+        upsert.apply(batch(0), NAMES, KINDS, [rows], df=DF)
+    assert upsert.positions() == {}
+
+
+@pytest.mark.parametrize("other", ["n INTEGER PRIMARY KEY NOT NULL", "n NOT NULL DEFAULT 7", "n"])
+def test_columns_that_sqlite_fills_need_no_value(database: Path, other: str) -> None:
+    query(database, f"CREATE TABLE stock ({other}, key TEXT UNIQUE, value TEXT)")
+    assert Skipping(database).take_rows(batch(0), *in_order(("a", "1")))
+    assert query(database, "SELECT key FROM stock") == [("a",)]
+
+
 def test_text_that_is_no_utf8_is_left_out(database: Path) -> None:
     rows = rows_of(*in_order(*[(f"k{n}", "v") for n in range(9)]))
     binary = pa.array([b"\xff" if n in {2, 5} else b"v" for n in range(9)], pa.binary())
@@ -128,6 +146,21 @@ def test_the_latest_of_all_records_is_chosen_as_spark_would(
 ) -> None:
     assert Skipping(database).take_rows(batch(0), *records)
     assert query(database, "SELECT value FROM stock") == [(latest,)]
+
+
+def test_all_refused_records_of_a_key_are_found_in_one_round(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[None] = []
+    choose = SQLiteMerge._choose
+    monkeypatch.setattr(SQLiteMerge, "_choose", lambda merge: (rounds.append(None), choose(merge)))
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT CHECK (value < 'x'))")
+    upsert = Skipping(database)
+    bad = [(key, f"x{n}") for n in range(30) for key in "abc"]
+    assert upsert.take_rows(batch(0), *in_order(("b", "1"), ("a", "x"), ("b", "2"), *bad))
+    assert query(database, "SELECT * FROM stock") == [("b", "2")]
+    assert offsets(upsert) == [1, *range(3, 93)]
+    assert len(rounds) == 2
 
 
 def test_the_count_of_bad_records_goes_on_over_restarts(database: Path) -> None:

@@ -86,6 +86,14 @@ def test_an_existing_table_needs_exactly_the_columns_of_the_key_to_be_unique_by_
     assert stored(database) == [("eu", 1, 1), ("eu", 2, 4)]
 
 
+def test_a_table_of_another_key_is_to_be_dropped(database: Path) -> None:
+    query(database, "CREATE TABLE orders (region TEXT, id INTEGER PRIMARY KEY, n INTEGER)")
+    with pytest.raises(InvalidInputError, match="another key, drop the table and start the view"):
+        apply(database, 0, (1, 1, "eu"), is_replacing=True)
+    query(database, "DROP TABLE orders")
+    apply(database, 0, (1, 1, "eu"), is_replacing=True)
+
+
 def test_a_deletion_is_of_that_very_key_of_several_columns(database: Path) -> None:
     query(database, "CREATE TABLE orders (region TEXT COLLATE NOCASE, id INTEGER, n)")
     query(database, "CREATE UNIQUE INDEX one ON orders (region COLLATE BINARY, id)")

@@ -420,6 +420,32 @@ def test_of_many_starts_at_once_one_runs(place: Place, monkeypatch: pytest.Monke
     running[0].stop()
 
 
+class Reading:
+    """A session and its reader, which notes the options."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, str] = {}
+        self.readStream = self.load = self
+
+    def format(self, name: str) -> Reading:
+        return self
+
+    def options(self, **more: str) -> Reading:
+        self.given.update(more)
+        return self
+
+    def __call__(self) -> Reading:
+        return self
+
+
+@pytest.mark.parametrize("rule", ["fail", "skip", "deadletter:bad"])
+def test_a_view_reads_the_headers_for_its_dead_letters(place: Place, rule: str) -> None:
+    spark: Any = Reading()
+    upsert = SQLiteUpsert(place.database, "stock", on_bad_record=rule)
+    KTableView(None, place.log, "t", upsert, checkpoint=place.checkpoint)._changes(spark)
+    assert (spark.given.get("includeHeaders") == "true") == rule.startswith("deadletter")
+
+
 def test_wrong_arguments_are_refused(place: Place) -> None:
     with pytest.raises(InvalidInputError, match="it sets startingOffsets itself"):
         place.view(options={"startingOffsets": "latest", "includeHeaders": "true"})

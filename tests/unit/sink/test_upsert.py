@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import IntegerType, StructField, StructType
 
+import kafkalog
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, Position, Upsert
-from kafkalog.sink.upsert.bad_records import BadRecords
+from kafkalog.sink.upsert.bad_records import BadRecords, plan_number
 from kafkalog.sink.upsert.driver_batches import parts_for
+from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.rows import deletion_column
 
 
@@ -42,6 +46,7 @@ def batch(batch_id: int, **ends: int) -> Batch:
     return Batch("q", batch_id, "run", offsets, 1_700_000_000_000)
 
 
+A_NUMBER = StructType([StructField("a", IntegerType())])
 AT_3 = Position(3, {"t": {"0": 10, "1": 5}}, 1_700_000_000_000)
 
 
@@ -74,6 +79,45 @@ def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -
     upsert.take(rows, 0, MicroBatch("q", 0, "run 2"), batch(0, p0=10).end_offsets)
     upsert.take(rows, 0, MicroBatch("q", 0, "run 3"), batch(0, p0=10).end_offsets)
     assert [each.end_offsets for each in upsert.batches] == [{}, {"t": {"0": 10}}]
+
+
+def test_dead_letters_of_another_plan_of_a_micro_batch_are_not_a_repetition() -> None:
+    given = plan_number(3, {"t": {"0": 10, "1": 5}})
+    assert given == plan_number(3, {"t": {"1": 5, "0": 10}})
+    others = [(3, {"t": {"0": 11, "1": 5}}), (4, {"t": {"0": 10, "1": 5}}), (3, {}), (4, {})]
+    assert len({given, *(plan_number(*plan) for plan in others)}) == 5
+
+
+def test_only_a_micro_batch_that_was_planned_again_has_been_applied_in_part() -> None:
+    rows: Any = None
+    upsert = Remembering("planned", reset_writer=True)
+    upsert.known["q"] = AT_3
+    for run, (batch_id, end) in enumerate([(3, 12), (4, 20), (2, 21)]):
+        ends = {"t": {"0": end, "1": 5}}
+        upsert.take(rows, batch_id, MicroBatch("q", batch_id, f"run {run}"), ends)
+    applied = [each.applied for each in upsert.batches]
+    assert applied == [AT_3.end_offsets, {}, {"t": {"0": 20, "1": 5}}]
+
+
+class RefusedRecord(Exception):
+    """As Spark raises it for `raise_error`."""
+
+    def getCondition(self) -> str:
+        return "USER_RAISED_EXCEPTION"
+
+    def getMessageParameters(self) -> dict[str, str]:
+        return {"errorMessage": "t-0 offset 3: no number"}
+
+
+def test_an_error_about_a_record_names_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> None:
+        raise RefusedRecord
+
+    upsert = Remembering("naming")
+    monkeypatch.setattr(upsert, "_apply", fail)
+    rows: Any = None
+    with pytest.raises(InvalidInputError, match=r"^table naming: t-0 offset 3: no number$"):
+        upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), {})
 
 
 def test_an_earlier_batch_is_refused_unless_the_writer_is_reset() -> None:
@@ -147,6 +191,25 @@ def test_rows_are_at_most_the_offsets_since_the_position() -> None:
     assert batch(3, p0=12, p1=5).record_count_max(AT_3) == 17
 
 
+@pytest.mark.parametrize(
+    ("versions", "expected"),
+    [
+        # Within a partition the offset counts, whatever the timestamps say.
+        ([(0, 1, 100), (0, 2, 5), (0, 3, 50)], [3, 2, 1]),
+        # Between partitions the timestamps of their latest records count.
+        ([(0, 1, 100), (0, 2, 5), (1, 7, 50)], [7, 2, 1]),
+        ([(0, 1, 10), (0, 9, None), (1, 7, 5)], [7, 9, 1]),
+        ([(0, 9, 50), (1, 7, 50), (1, 6, None)], [7, 9, 6]),
+        ([(0, 9, None), (1, 7, None)], [7, 9]),
+    ],
+)
+def test_each_record_of_a_key_is_the_latest_without_those_before_it(
+    versions: list[tuple[int, int, int | None]], expected: list[int]
+) -> None:
+    given = [Version("t", *version, number=0) for version in versions]
+    assert [version.offset for version in newest_first(given)] == expected
+
+
 @pytest.mark.parametrize("name", ["deleted", "Deleted", "DELETED"])
 def test_the_column_of_deletions_is_found_in_any_case(name: str) -> None:
     assert deletion_column(["key", name, "value"]) == name
@@ -180,11 +243,18 @@ def test_contradicting_arguments_are_refused(more: dict[str, Any], words: str) -
     ("given", "words"),
     [
         ({"on_bad_record": "deadletter"}, r'is "fail", "skip" or "deadletter:<topic>"'),
+        ({"on_bad_record": None}, r'is "fail", "skip" or "deadletter:<topic>", not None'),
+        ({"on_bad_record": 5}, r'is "fail", "skip" or "deadletter:<topic>", not 5'),
         ({"on_bad_record": "deadletter:a b"}, "on_bad_record, the dead-letter topic: "),
         ({"on_bad_record": "skip", "select": lambda df: df}, "a select function leaves out"),
         ({"on_new_column": "drop"}, 'on_new_column is "fail" or "add"'),
         ({"key": ["region", "id"]}, "needs select, or schema without key_type"),
         ({"key": ["a", "A"], "schema": "a int"}, "one or more different columns"),
+        ({"key": None, "schema": "a int"}, "one or more different columns, not None"),
+        ({"key": [1], "schema": "a int"}, "one or more different columns"),
+        ({"key": "", "select": ["value"]}, "one or more different columns"),
+        ({"key": ["b"], "schema": A_NUMBER}, "key names the column b .*found a"),
+        ({"schema": StructType()}, "schema: expected the schema of a struct"),
         ({"key": [], "schema": "a int"}, "one or more different columns"),
         ({"key": ["id"], "schema": "id int", "key_type": "string"}, "schema without key_type"),
     ],
@@ -194,11 +264,55 @@ def test_arguments_that_do_not_go_together_are_refused(given: Any, words: str) -
         Remembering("t", **given)
 
 
-def test_a_dead_letter_topic_needs_its_log_and_is_not_the_views_topic() -> None:
+def test_the_dead_letters_of_a_view_go_to_its_log_unless_another_is_given() -> None:
     rule = BadRecords.parse("deadletter:bad", "")
     assert rule.beside("/log", "orders") == BadRecords(True, "bad", "/log")
-    assert BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders").path == "/other"
-    with pytest.raises(InvalidInputError, match="bad is the topic that the view reads"):
-        rule.beside("/log", "bad")
+    elsewhere = BadRecords.parse("deadletter:bad", "/other").beside("/log", "orders")
+    assert (elsewhere.path, elsewhere.is_elsewhere) == ("/other", True)
+    assert BadRecords.parse("skip", "").beside("/log", "orders").path == "/log"
+
+
+def test_a_dead_letter_topic_needs_its_log() -> None:
     with pytest.raises(InvalidInputError, match="Give the upsert path=, the log of the topic"):
-        rule.leave_out(None, "q", 0)  # type: ignore[arg-type]  # it looks at the path first
+        BadRecords.parse("deadletter:bad", "").check({})
+
+
+@pytest.mark.parametrize("path", ["", "/log", "file:/log", "/more/../log"])
+def test_a_view_does_not_read_its_own_dead_letters(path: str) -> None:
+    with pytest.raises(InvalidInputError, match="bad is the topic that the query reads"):
+        BadRecords.parse("deadletter:bad", path).beside("/log", "bad")
+    BadRecords.parse("deadletter:bad", "/other").beside("/log", "bad")
+
+
+def test_the_dead_letters_of_a_log_in_an_object_store_go_there_with_its_options() -> None:
+    options = {"STORE.region": "r", "includeHeaders": "true"}
+    rule = BadRecords.parse("deadletter:bad", "")
+    assert rule.beside("s3://b/log", "orders", options).options == {"store.region": "r"}
+    with pytest.raises(InvalidInputError, match="bad is the topic that the query reads"):
+        rule.beside("s3://b/log", "bad", options)
+    directory = BadRecords.parse("deadletter:bad", "/other").beside("s3://b/log", "bad", options)
+    assert (directory.options, directory.is_elsewhere) == ({}, True)
+
+
+def test_an_upsert_does_not_read_its_own_dead_letters(tmp_path: Path) -> None:
+    rows: Any = None
+    upsert = Remembering("own", on_bad_record="deadletter:o", path=tmp_path)
+    with pytest.raises(InvalidInputError, match="o is the topic that the query reads"):
+        upsert.take(rows, 0, MicroBatch("q", 0, "run 1"), {"o": {"0": 1}})
+    assert upsert.known == {}
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete"])
+def test_a_compacted_topic_takes_no_dead_letters(place: Path | str, policy: str) -> None:
+    with kafkalog.open(place) as log:
+        log.create_topic("bad", config={"cleanup.policy": policy})
+        rule = BadRecords.parse("deadletter:bad", str(place))
+        with pytest.raises(InvalidInputError, match=f"cleanup.policy=delete, found {policy}"):
+            rule.check({})
+        log.alter_topic("bad", config={"cleanup.policy": "delete"})
+    rule.check({})
+
+
+def test_a_topic_of_kafkas_own_takes_no_dead_letters() -> None:
+    with pytest.raises(InvalidInputError, match="dead-letter topic: topic '__cluster_metadata'"):
+        BadRecords.parse("deadletter:__cluster_metadata", "/log")

@@ -97,6 +97,7 @@ def collect(address: StoreAddress, to: int) -> None:
     client = ObjectClient(address)
     found = client.get(layout.STORED_BOUNDARY)
     assert found is not None
-    moved = NumberedObject(layout.STORED_BOUNDARY_MAGIC, to, bytes(16)).encode()
+    log_id = CommitLog.id_of(client)
+    moved = NumberedObject(layout.STORED_BOUNDARY_MAGIC, to, log_id).encode()
     assert client.replace(layout.STORED_BOUNDARY, moved, found.etag) is Outcome.DONE
     client.delete([layout.stored_commit(number) for number in range(1, to + 1)])

@@ -176,7 +176,7 @@ def test_a_reader_does_not_believe_a_commit_below_the_boundary(
     reader, client = opened(address)
     filled(log, 12)
     collect(address, 5)
-    late = NumberedObject(layout.STORED_COMMIT_MAGIC, 2, bytes(16), {"time_ms": 9}).encode()
+    late = NumberedObject(layout.STORED_COMMIT_MAGIC, 2, log.log_id, {"time_ms": 9}).encode()
     assert client.create(layout.stored_commit(2), late) is Outcome.DONE
     assert reader.poll() == log.state
 
@@ -326,7 +326,7 @@ def test_a_log_of_a_later_release_is_refused_and_not_read(
 ) -> None:
     with monkeypatch.context() as later:
         later.setattr(layout, "STORED_VERSION", 2)
-        data = NumberedObject(layout.STORED_COMMIT_MAGIC, 2, bytes(16), {}).encode()
+        data = NumberedObject(layout.STORED_COMMIT_MAGIC, 2, log.log_id, {}).encode()
     ObjectClient(address).create(layout.stored_commit(2), data)
     for act in (log.poll, lambda: reread(address), lambda: log.commit(batch("w", 0))):
         with pytest.raises(StorageError, match="Install the newest release"):
@@ -334,7 +334,62 @@ def test_a_log_of_a_later_release_is_refused_and_not_read(
 
 
 def test_a_commit_under_another_number_is_damage(address: StoreAddress, log: CommitLog) -> None:
-    data = NumberedObject(layout.STORED_COMMIT_MAGIC, 9, bytes(16), {}).encode()
+    data = NumberedObject(layout.STORED_COMMIT_MAGIC, 9, log.log_id, {}).encode()
     ObjectClient(address).create(layout.stored_commit(2), data)
     with pytest.raises(CorruptLogError, match="commit 2"):
         log.poll()
+
+
+# --- a log that replaces another -----------------------------------------------------------------
+
+
+def replaced(address: StoreAddress, count: int) -> CommitLog:
+    client = ObjectClient(address)
+    client.delete([entry.name for entry in client.list("")])
+    log = new_log(address)
+    filled(log, count, "new")
+    return log
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
+def test_a_writer_whose_log_was_replaced_says_so_and_leaves_the_other_log_as_it_is(
+    address: StoreAddress, log: CommitLog, count: int
+) -> None:
+    filled(log, 3)
+    other = replaced(address, count)
+    assert not log.is_replaced
+    with pytest.raises(InvalidInputError, match="deleted, and created again"):
+        log.commit(batch("w", 3))
+    assert log.is_replaced
+    filled(other, 6, "new")
+    assert reread(address) == other.state
+    assert committed(other.state) == {f"new-{number}": 1 for number in range(count + 6)}
+
+
+@pytest.mark.parametrize("count", [0, 3, 4, 9])
+def test_a_reader_whose_log_was_replaced_says_so_within_a_minute(
+    address: StoreAddress, log: CommitLog, count: int
+) -> None:
+    filled(log, 3)
+    now = [0.0]
+    reader = CommitLog(ObjectClient(address), patience_s=PATIENCE_S, elapsed=lambda: now[0])
+    replaced(address, count)
+    now[0] = CHECK_AFTER_S + 1
+    with pytest.raises(InvalidInputError, match="deleted, and created again"):
+        reader.poll()
+    assert CHECK_AFTER_S <= 60
+
+
+def test_all_objects_of_a_commit_log_have_its_id(
+    address: StoreAddress, log: CommitLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_state, "SNAPSHOT_COMMITS", 5)
+    filled(log, 6)
+    client = ObjectClient(address)
+    ids = {
+        entry.name: client.get(entry.name).data[24 : 24 + layout.STORED_TOKEN_ID]  # type: ignore[union-attr]
+        for entry in client.list("")
+        if not entry.name.startswith("data")
+    }
+    assert len(ids) == 2 + 7 + 1
+    assert {*ids.values()} == {log.log_id[: layout.STORED_TOKEN_ID]}

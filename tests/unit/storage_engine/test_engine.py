@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,6 +31,16 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(InvalidInputError, match="a log is a directory, this is a file"):
         Engine(path)
+
+
+@pytest.mark.parametrize(
+    "path", [Path("s3://bucket/log"), "file:///log", ["/log", "gs://bucket"], "hdfs://host/log"]
+)
+def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInputError, match="a log directory has no URL"):
+        open_engine(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:

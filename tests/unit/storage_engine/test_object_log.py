@@ -6,6 +6,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.object_store_proxy import Fault, Rule, StoreProxy
-from tests.unit.storage_engine.spoiled_client import Spoil, SpoiledClient
+from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
 
 NOW_MS = 1_700_000_000_000
@@ -431,6 +432,64 @@ def test_an_abort_keeps_what_is_committed(log: ObjectLog) -> None:
     assert not log.abort([other], writer=writer, now_ms=NOW_MS)
     assert log.abort([other], writer=Writer("q", "t", 4), now_ms=NOW_MS)
     assert data_objects(log) == [message.files[0].name]
+
+
+REQUESTS = 20
+"""More than a batch of these tests sends."""
+
+
+@pytest.mark.parametrize("spoil", Spoil)
+def test_a_batch_whose_kth_request_is_spoiled_is_there_once_with_its_objects(
+    address: StoreAddress, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
+) -> None:
+    """Two tasks, a commit, an abort after a failure, and then the batch again in a new process."""
+    monkeypatch.setattr(object_log, "CommitLog", Impatient)
+    calm = ObjectLog(address)
+    calm.create_topic("t", 2)
+    for at in range(1, REQUESTS):
+        before = calm.offsets("t")
+        with monkeypatch.context() as patch:
+            patch.setattr(object_log, "ObjectClient", SpoiledClient)
+            log = ObjectLog(address)
+        client = log.client
+        assert isinstance(client, SpoiledClient)
+        client.spoil({at: spoil})
+        with suppress(Killed):
+            attempt(log, at)
+        client.spoil({})
+        attempt(ObjectLog(address), at)
+        client.late()
+        assert calm.offsets("t") == {n: (start, end + 10) for n, (start, end) in before.items()}
+        check_objects(calm)
+        if not client.is_spoiled:
+            assert at > 6
+            return
+    pytest.fail("a batch sends more requests than the test spoils")
+
+
+def attempt(log: ObjectLog, batch_id: int) -> None:
+    """Do as Spark: run two tasks and commit them; abort when that fails."""
+    writer = Writer("q", "t", batch_id)
+    tasks: list[StagedMessage] = []
+    try:
+        for task in range(2):
+            tasks.append(stage(log, batch_id, task))
+        log.commit(tasks, writer=writer, now_ms=NOW_MS)
+    except StorageError:
+        with suppress(StorageError):
+            log.abort(tasks, writer=writer, now_ms=NOW_MS)
+
+
+def check_objects(log: ObjectLog) -> None:
+    """Compare each object that a commit names with what it has."""
+    for name, known in log.store_state().objects.items():
+        data = log.client.get(name)
+        assert data is not None
+        assert len(data.data) == known.size
+        assert [run[2:6] for run in footer_of(name, data.data)] == [
+            [each.partition, each.position, each.size, each.next_offset - each.base_offset]
+            for each in known.extents
+        ]
 
 
 # --- deleting ------------------------------------------------------------------------------------

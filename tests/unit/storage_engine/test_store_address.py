@@ -54,7 +54,9 @@ def test_a_url_without_a_bucket_or_with_an_unsafe_prefix_is_refused(url: str) ->
         (f"s3://bucket/x#{SECRET}", {}),
         ("s3://b", {"store.endpoint": f"https://user:{SECRET}@host"}),
         ("s3://b", {"store.endpoint": f"https://host/?sig={SECRET}"}),
+        ("s3://b", {"store.endpoint": f"key:{SECRET}@host"}),
         ("s3://b", {"store.secret_access_key": SECRET}),
+        (f"s3a:key:{SECRET}@bucket", {}),
         ("s3://b", {"store.credentials": SECRET}),
     ],
 )

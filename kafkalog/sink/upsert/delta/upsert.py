@@ -11,10 +11,12 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 import threading
 import time
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DeltaUpsert"]
 
+_log = logging.getLogger("kafkalog.sink")
 _ATTEMPTS = 12
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _SOURCE = "kl_source"
@@ -83,6 +86,8 @@ class DeltaUpsert(Upsert):
         address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(address, **given)
         self._in_sql = f"delta.{_quoted(address)}" if "/" in address else address
+        self._seen: UpsertCommit | None = None
+        """What `positions` has found, until a micro-batch is applied."""
 
     @property
     def where(self) -> str:
@@ -91,8 +96,8 @@ class DeltaUpsert(Upsert):
 
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
-        found = self._last_commit(self._active_session())
-        return {} if found is None else dict(found.positions)
+        self._seen = self._last_commit(self._active_session())
+        return {} if self._seen is None else dict(self._seen.positions)
 
     def has_rows(self) -> bool:
         """Return whether the table exists and has rows."""
@@ -113,13 +118,20 @@ class DeltaUpsert(Upsert):
         ]
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
+        last, self._seen = self._seen, None
+        if self.bad_records.are_left_out:
+            last = None  # Spark has counted them since
         rows = self.shape.rows(df, latest=True)
         # Other rows are the latest of their key already.
-        self._store(batch, DeltaRows(rows, may_repeat_keys=not self.shape.is_row_by_row))
+        self._store(batch, DeltaRows(rows, may_repeat_keys=not self.shape.is_row_by_row), last)
 
-    def _store(self, batch: Batch, rows: DeltaRows) -> None:
-        """Commit the rows and the position of a micro-batch, unless the table has them already."""
-        session = rows.frame.sparkSession._jsparkSession.sessionUUID()
+    def _store(self, batch: Batch, rows: DeltaRows, last: UpsertCommit | None) -> None:
+        """Commit the rows and the position of a micro-batch, unless the table has them already.
+
+        `last` is the last commit that is known. An attempt on an older one is void.
+        """
+        spark = rows.frame.sparkSession
+        session = spark._jsparkSession.sessionUUID()
         for attempt in range(_ATTEMPTS):
             if attempt:
                 pause_s = min(_PAUSE_MAX_S, _PAUSE_S * 2**attempt)
@@ -128,18 +140,18 @@ class DeltaUpsert(Upsert):
                 _turns.setdefault(("table", self.table), threading.Lock()),
                 _turns.setdefault(("session", session), threading.Lock()),
             ):
-                if self._commit(batch, rows):
+                if self._commit(batch, rows, last or self._last_commit(spark)):
                     return
+            last = None
         raise StorageError(
             f"{self.where}: each of {_ATTEMPTS} attempts to commit met another writer's commit, so "
             f"nothing of micro-batch {batch.batch_id} is written; let fewer streams and jobs write "
             "to the table at once"
         )
 
-    def _commit(self, batch: Batch, rows: DeltaRows) -> bool:
-        """Make one attempt; return False if another writer's commit came between."""
+    def _commit(self, batch: Batch, rows: DeltaRows, last: UpsertCommit | None) -> bool:
+        """Make one attempt; return False if another writer's commit came after `last`."""
         spark = rows.frame.sparkSession
-        last = self._last_commit(spark)
         known = {} if last is None else last.positions
         position = known.get(batch.query_id)
         if not self.is_due(batch, position):
@@ -164,38 +176,56 @@ class DeltaUpsert(Upsert):
                 spark.sql(statement)
             rows.check(self.where, spark.table(self._in_sql).schema)
             with commit.settings(spark):
-                if is_replacing:
-                    self._replace(rows)
-                else:
-                    self._merge(rows)
+                if not is_replacing:
+                    return self._merge(rows)
+                self._replace(rows)
         except KafkaLogError:
             raise
         except Exception as fault:
-            reason = _reason(fault)
-            if any(word in reason for word in _CONFLICTS):
-                return False
+            if not any(word in _reason(fault) for word in _CONFLICTS):
+                self._refuse_if_unwritten(spark, batch, known, fault)
+            return False
+        landed = self._last_commit(spark)
+        return landed is not None and landed.positions.get(batch.query_id) == batch.position()
+
+    def _refuse_if_unwritten(
+        self, spark: SparkSession, batch: Batch, known: Mapping[str, Position], fault: Exception
+    ) -> None:
+        """Raise the error of an attempt, unless the positions have changed since they were read.
+
+        They have changed if the error came after the commit, or if another upsert has committed.
+        """
+        reason = _reason(fault)
+        try:
+            found = self._last_commit(spark)
+        except StorageError:
+            raise StorageError(
+                f"{self.where}: whether micro-batch {batch.batch_id} is written is unknown: "
+                f"{reason}. Start the query again: the history of the table then decides"
+            ) from fault
+        if found is None or found.positions == known:
             kind = InvalidInputError if "USER_RAISED_EXCEPTION" in reason else StorageError
             raise kind(
                 f"{self.where}: nothing of micro-batch {batch.batch_id} is written: {reason}"
             ) from fault
-        landed = self._last_commit(spark)
-        # Delta has skipped the commit if another upsert took its number.
-        return landed is not None and landed.positions.get(batch.query_id) == batch.position()
+        _log.warning("%s: a commit has landed, and then came an error: %s", self.where, reason)
 
-    def _merge(self, rows: DeltaRows) -> None:
+    def _merge(self, rows: DeltaRows) -> bool:
+        """Merge the rows; return False if Delta has skipped the commit: its number was taken."""
         names = [_quoted(name) for name in rows.names]
         updates = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
         same = " AND ".join(f"t.{name} = s.{name}" for name in map(_quoted, rows.keys))
         rows.frame.createOrReplaceTempView(_SOURCE)
         try:
-            rows.frame.sparkSession.sql(
+            counts = rows.frame.sparkSession.sql(
                 f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON {same} "
                 f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {updates} "
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "
                 f"THEN INSERT ({', '.join(names)}) VALUES ({values})"
             )
+            return bool(counts.collect())
         finally:
             rows.frame.sparkSession.catalog.dropTempView(_SOURCE)
 

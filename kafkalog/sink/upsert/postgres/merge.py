@@ -5,12 +5,13 @@ The latest row is the one that `latest_per_key` would choose.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.postgres.client import is_about_rows, one, run, sql_name
 from kafkalog.sink.upsert.postgres.misfit import Misfit
 from kafkalog.sink.upsert.postgres.staging_table import ATTEMPT, StagingTable
@@ -264,10 +265,52 @@ class Merge:
         count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
         if is_replacing:
             self._check_others(connection)
-        part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s")
-        for statement in (self._delete, self._upsert):
-            for number, reason in self._search(connection, statement(part.format()), 1, count):
+        part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s").format()
+        statements = (self._delete(part), self._upsert(part))
+        refused = []
+        for statement in statements:
+            for number, reason in self._search(connection, statement, 1, count):
                 yield self._misfit(connection, number, reason)
+                refused.append(number)
+        for versions in self._earlier(connection, refused, count):
+            for version in newest_first(versions):
+                at = version.number
+                faults = [f for s in statements for f in self._search(connection, s, at, at)]
+                if not faults:
+                    break
+                yield self._misfit(connection, at, faults[0][1])
+
+    def _earlier(
+        self, connection: Connection, refused: Sequence[int], count: int
+    ) -> Iterable[list[Version]]:
+        """Add the earlier records of refused keys to those that are tried; return them by key."""
+        from psycopg.sql import SQL
+
+        if not refused:
+            return ()
+        run(
+            connection,
+            SQL(
+                "INSERT INTO kafkalog_misfits SELECT %(count)s + row_number() OVER (), staged.* "
+                "FROM ({rows}) AS staged WHERE ({key}) IN "
+                "(SELECT {key} FROM kafkalog_misfits WHERE kl_number = ANY(%(refused)s)) "
+                "AND (kl_topic, kl_partition, kl_offset) NOT IN "
+                "(SELECT kl_topic, kl_partition, kl_offset FROM kafkalog_misfits "
+                "WHERE kl_number = ANY(%(refused)s))"
+            ).format(rows=self._rows(), key=self.table.key()),
+            {**self._values(), "refused": refused, "count": count},
+        )
+        of_keys: dict[int, list[Version]] = {}
+        for rank, *version in run(
+            connection,
+            SQL(
+                "SELECT dense_rank() OVER (ORDER BY {key}), kl_topic, kl_partition, kl_offset, "
+                "kl_timestamp, kl_number FROM kafkalog_misfits WHERE kl_number > %s"
+            ).format(key=self.table.key()),
+            (count,),
+        ).fetchall():
+            of_keys.setdefault(rank, []).append(Version(*version))
+        return of_keys.values()
 
     def _unreadable(self, connection: Connection) -> Iterator[Misfit]:
         """Yield the staged rows that the types of the columns cannot hold."""

@@ -57,6 +57,18 @@ SELECT EXISTS (
 """
 
 
+_UNFILLED = """
+SELECT a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+    AND (a.attnotnull OR t.typnotnull) AND NOT a.atthasdef AND a.attidentity = ''
+    AND t.typdefault IS NULL AND a.attname <> ALL(%(names)s::text[])
+    AND NOT EXISTS (
+        SELECT FROM pg_trigger g WHERE g.tgrelid = a.attrelid AND g.tgtype & 7 = 7
+            AND NOT g.tgisinternal)
+ORDER BY a.attnum LIMIT 1
+"""
+"""The first column that needs a value and gets none. A trigger before each inserted row (the bits
+1, 2 and 4) may give it one."""
 _HAS_BAD_RECORDS = """
 SELECT EXISTS (
     SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -312,10 +324,18 @@ class PostgresTable:
                     f"rows' {ours}; cast it in select or schema to what the column holds, or make "
                     f"the column {ours}"
                 )
+        unfilled = one(connection, _UNFILLED, {"oid": oid, "names": list(names)})
+        if unfilled is not None:
+            raise InvalidInputError(
+                f'table {self}: column "{unfilled}" is NOT NULL without a default, and the rows do '
+                "not bring it. Make it in select or schema, or give it a default."
+            )
         if not one(connection, _IS_KEY_UNIQUE, {"oid": oid, "keys": list(self.keys)}):
             raise InvalidInputError(
                 f"table {self} has neither a primary key nor a unique constraint of exactly the "
-                f"columns {', '.join(self.keys)}, by which its rows are found; add one"
+                f"columns {', '.join(self.keys)}, by which its rows are found. If the upsert "
+                "has got another key, drop the table and start the view or a new query. Else "
+                "add one."
             )
         return [
             replace(found[name], staged=staged_type(data_type))

@@ -45,7 +45,7 @@ from kafkalog.sink.upsert.postgres.table import (
     check_names,
 )
 from kafkalog.sink.upsert.postgres.types import for_postgres
-from kafkalog.sink.upsert.rows import UpsertRows
+from kafkalog.sink.upsert.rows import REMEDY, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
 if TYPE_CHECKING:
@@ -337,8 +337,7 @@ class PostgresUpsert(Upsert):
 
     def _misfit(self, batch: Batch, text: str) -> InvalidInputError:
         return InvalidInputError(
-            f"{self.where}: {text}; nothing of micro-batch {batch.batch_id} was written: shape the "
-            "rows with select or schema, or change the table"
+            f"{self.where}: {text}; nothing of micro-batch {batch.batch_id} was written. {REMEDY}"
         )
 
 

@@ -3,7 +3,8 @@
 Rows are inserted in the order of their keys, as the index of a large table is then written once. If
 a statement fails, ever smaller pieces of the rows are tried, until one row is left to blame. It
 fails the merge, or it is left out. An earlier record of its key then counts as the latest, so the
-staging file must have all records, and the merge chooses among them.
+staging file must have all records, and the merge chooses among them. It tries the earlier records
+of all refused keys at once, and then starts again with those that the table takes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.rows import DELETED
 from kafkalog.sink.upsert.sqlite.staging_file import NUMBER, ORIGIN, ROWS, TIME, misfit
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
@@ -69,6 +72,7 @@ class SQLiteMerge:
             self._choose()
             apply()
             if known < len(self._refused):
+                self._try_earlier(list(self._refused)[known:])
                 self._connection.execute("ROLLBACK TO kafkalog_merge")
             self._connection.execute("RELEASE kafkalog_merge")
         return list(self._refused.values())
@@ -95,7 +99,35 @@ class SQLiteMerge:
         )
         self._connection.execute("DROP TABLE temp.kafkalog_refused")
 
+    def _try_earlier(self, refused: Sequence[int]) -> None:
+        """Find the record of each refused key that the table takes; refuse the later ones."""
+        key = ", ".join(self._keys)
+        self._connection.execute(f"CREATE TEMP TABLE kafkalog_keys ({key})")
+        self._connection.executemany(
+            f"INSERT INTO temp.kafkalog_keys SELECT {key} FROM {_SOURCE} WHERE {NUMBER} = ?",
+            [(number,) for number in refused],
+        )
+        versions: dict[tuple[Any, ...], list[Version]] = {}
+        for *found, topic, partition, offset, time, number in self._connection.execute(
+            f"SELECT {key}, {', '.join(ORIGIN)}, {TIME}, {NUMBER} FROM {_SOURCE} "
+            f"WHERE ({key}) IN (SELECT {key} FROM temp.kafkalog_keys)"
+        ).fetchall():
+            if number not in self._refused:
+                version = Version(topic, partition, offset, time, number)
+                versions.setdefault(tuple(found), []).append(version)
+        for of_key in versions.values():
+            for version in newest_first(of_key):
+                self._connection.execute(f"INSERT INTO {_LATEST} VALUES (?)", (version.number,))
+                for statement in (self._deletion(), self._insertion()):
+                    self._apply_some(statement, version.number, version.number)
+                if version.number not in self._refused:
+                    break
+
     def _upsert(self) -> None:
+        self._apply(self._deletion())
+        self._insert()
+
+    def _deletion(self) -> str:
         keys = ", ".join(self._keys)
         deleted = f"SELECT {keys} FROM {_SOURCE} AS mine WHERE {self._some} AND {self._deletions}"
         # BINARY whatever collation a column declares: "A" is not "a" in a log.
@@ -103,8 +135,7 @@ class SQLiteMerge:
         wanted = f"({exactly}) IN ({deleted})"
         if len(self._keys) > 1:  # SQLite finds several columns by their index only as they are
             wanted = f"({keys}) IN ({deleted}) AND {wanted}"
-        self._apply(f"DELETE FROM {quoted(self._table.name)} WHERE {wanted}")
-        self._insert()
+        return f"DELETE FROM {quoted(self._table.name)} WHERE {wanted}"
 
     def _replace(self) -> None:
         """Make the rows the table's.
@@ -140,11 +171,14 @@ class SQLiteMerge:
         )
 
     def _insert(self, others: Sequence[str] = (), join: str = "", only: str = "") -> None:
+        self._apply(self._insertion(others, join, only))
+
+    def _insertion(self, others: Sequence[str] = (), join: str = "", only: str = "") -> str:
         into = ", ".join([*self._names, *map(quoted, others)])
         kept = [f"theirs.kl_{number}" for number in range(len(others))]
         values = ", ".join([*(f"mine.{name}" for name in self._names), *kept])
         order = ", ".join(f"mine.{key}" for key in self._keys)
-        self._apply(
+        return (
             f"INSERT INTO {quoted(self._table.name)} ({into}) SELECT {values} "
             f"FROM {_SOURCE} AS mine {join} WHERE {self._some} AND {self._rows} {only} "
             f"ORDER BY {order} {self._on_conflict}"

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.extras import install_command
 from kafkalog.sink.upsert.bad_records import Refusal
-from kafkalog.sink.upsert.rows import DELETED, RECORD
+from kafkalog.sink.upsert.rows import DELETED, RECORD, REMEDY
 from kafkalog.sink.upsert.sqlite.table import quoted
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.locks import FileLock
@@ -179,5 +179,6 @@ def misfit(where: str, refusal: Refusal) -> InvalidInputError:
     """Return the error that names the record of a row that does not fit."""
     topic, partition, offset, reason = refusal
     return InvalidInputError(
-        f"{where}: the record at {topic}-{partition} offset {offset} does not fit: {reason}"
+        f"{where}: the record at {topic}-{partition} offset {offset} does not fit: {reason}. "
+        f"{REMEDY}"
     )

@@ -72,8 +72,9 @@ class SQLiteTable:
         """Check a table that has all columns for values of SQLite's `types`.
 
         Raises InvalidInputError if it generates a column, or declares one so that SQLite would
-        change the values: BLOB as TEXT, TEXT as INTEGER. Also if its key is not unique, or unique
-        by another collation than BINARY.
+        change the values: BLOB as TEXT, TEXT as INTEGER. Also if a column that the upsert does not
+        write needs a value, or if its key is not unique, or unique by another collation than
+        BINARY.
         """
         found = self._table_xinfo()
         is_strict = self._is_strict()
@@ -92,6 +93,7 @@ class SQLiteTable:
                 )
         primary = [row[1].lower() for row in found if row[5]]
         is_rowid = len(primary) == 1 and declared[primary[0]].upper() == "INTEGER"
+        self._check_others(primary if is_rowid else [])
         self._check_key(primary if is_rowid else [])
 
     def _table_xinfo(self) -> list[tuple[Any, ...]]:
@@ -110,6 +112,16 @@ class SQLiteTable:
             for row in self._table_xinfo()
             if row[1].lower() not in given and row[6] not in _GENERATED
         ]
+
+    def _check_others(self, rowid: Sequence[str]) -> None:
+        """Refuse a column that no row could fill, so that no record is blamed for it."""
+        others = {name.lower() for name in self.others()}.difference(rowid)
+        for _, name, _, is_required, default, *_ in self._table_xinfo():
+            if name.lower() in others and is_required and default is None:
+                raise InvalidInputError(
+                    f"{self.where}: column {name} is NOT NULL without a default, and the rows do "
+                    "not bring it. Make it in select or schema, or give it a default."
+                )
 
     def has_rows(self) -> bool:
         """Return whether the table has rows."""
@@ -140,8 +152,9 @@ class SQLiteTable:
             )
         if not collations and list(rowid) != key:
             raise InvalidInputError(
-                f"{self.where}: {which} {verb} neither the primary key nor unique; CREATE UNIQUE "
-                f"INDEX on exactly {which}, or let the table be created"
+                f"{self.where}: {which} {verb} neither the primary key nor unique. If the upsert "
+                "has got another key, drop the table and start the view or a new query. Else "
+                f"CREATE UNIQUE INDEX on exactly {which}, or let the table be created."
             )
 
     def clear(self) -> None:

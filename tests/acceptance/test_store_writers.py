@@ -44,7 +44,9 @@ class Site:
     def __init__(self, opened: ExitStack, scratch: Path, server: StoreServer, prefix: str) -> None:
         self.host = opened.enter_context(host())
         self.proxy = opened.enter_context(StoreProxy(server.port, self.host.address))
-        self.nursery = opened.enter_context(Nursery(scratch, server, self.host.prefix))
+        # Spark gives up on workers that the writers leave no processor.
+        prefix_of_nursery = [*self.host.prefix, "nice"]
+        self.nursery = opened.enter_context(Nursery(scratch, server, prefix_of_nursery))
         self.address = address_of(prefix, self.host.address, self.proxy.port)
 
     def finds(self, address: str, port: int) -> bool:

@@ -10,6 +10,7 @@ KILLS ?= 20
 UPSERT_KILLS ?= 40
 WORKER_KILLS ?= 100
 TORTURE ?= 300
+STORE_SECONDS ?= 600
 JOBS ?= auto
 REST_JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
@@ -19,7 +20,7 @@ KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -70,6 +71,11 @@ kill-test: $(READY) ## a query killed KILLS times (20), upserts UPSERT_KILLS (40
 
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
+
+store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault, eight writers for STORE_SECONDS (600), a cluster
+	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
+	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
+	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

@@ -48,7 +48,10 @@ _OF_THIS_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive
 
 @dataclass
 class Rule:
-    """Spoil `times` requests of a kind that have `part` in their address, after the first ones."""
+    """Spoil `times` requests of a kind that have `part` in their address, after the first ones.
+
+    A late request is `seconds` late. With STALE_404 its object is missing for so long.
+    """
 
     fault: Fault
     kind: str = "*"
@@ -56,33 +59,54 @@ class Rule:
     after: int = 0
     times: int = 1
     seconds: float = 0.0
+    victim: Callable[[], None] | None = None
+    """Called in place of the proxy's own victim."""
     met: int = field(default=0, init=False)
+    _missing: str = field(default="", init=False)
+    _until: float = field(default=0.0, init=False)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether a request was spoiled."""
+        return self.met > self.after
 
     def takes(self, kind: str, path: str) -> bool:
         """Count a request that the rule is about; return whether it is to be spoiled."""
         if self.kind not in {"*", kind} or self.part not in path:
             return False
+        if path == self._missing and time.monotonic() < self._until:
+            return True
         self.met += 1
-        return self.after < self.met <= self.after + self.times
+        is_spoiled = self.after < self.met <= self.after + self.times
+        if is_spoiled and self.fault is Fault.STALE_404:
+            self._missing, self._until = path, time.monotonic() + self.seconds
+        return is_spoiled
 
 
 class StoreProxy:
-    """The proxy; a context manager. `port` is its own, `upstream` that of the server."""
+    """The proxy; a context manager. `port` is its own, `upstream` that of the server.
 
-    def __init__(self, upstream: int) -> None:
+    Each request waits for `delay_s` first.
+    """
+
+    def __init__(self, upstream: int, host: str = "127.0.0.1", delay_s: float = 0.0) -> None:
         self.upstream = upstream
+        self.host = host
+        self.delay_s = delay_s
         self.victim: Callable[[], None] = lambda: None
         """Called by the faults MEANWHILE, VICTIM_BEFORE and VICTIM_AFTER."""
         self.rules: list[Rule] = []
         self.lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.requests: list[str] = []
+        self.spans: list[tuple[float, float, str]] = []
+        """The beginning and the end in epoch seconds of each request, and the request."""
         proxy = self
 
         class Handler(_Handler):
             owner = proxy
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server((host, 0), Handler)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
 
@@ -91,6 +115,7 @@ class StoreProxy:
         with self.lock:
             self.counts.clear()
             self.requests.clear()
+            self.spans.clear()
             self.rules = [*rules]
 
     def noted(self, kind: str, path: str) -> Rule | None:
@@ -108,6 +133,15 @@ class StoreProxy:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def kind_of(request: str) -> str:
+    """Return what a request is about: its method, and the kind of its object."""
+    method, _, path = request.partition(" ")
+    name, _, query = path.partition("?")
+    if method == "LIST":
+        (name,) = urllib.parse.parse_qs(query).get("prefix", [""])
+    return f"{method} {name.strip('/').rpartition('/')[2].rpartition('.')[2]}"
 
 
 class _Server(ThreadingHTTPServer):
@@ -129,14 +163,17 @@ class _Handler(BaseHTTPRequestHandler):
         """Write no log."""
 
     def _serve(self) -> None:
+        began = time.time()
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
         kind = "LIST" if "list-type" in query else "DELETE" if "delete" in query else self.command
         rule = self.owner.noted(kind, urllib.parse.unquote(self.path))
         fault = rule.fault if rule else None
+        victim = (rule and rule.victim) or self.owner.victim
+        time.sleep(self.owner.delay_s)
         if fault in {Fault.VICTIM_BEFORE, Fault.MEANWHILE}:
-            self.owner.victim()
+            victim()
             fault = Fault.REQUEST_LOST if fault is Fault.VICTIM_BEFORE else None
         if fault is Fault.LATE:
             assert rule is not None
@@ -146,11 +183,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault is not None and isinstance(fault.value, int):
             self._refuse(fault.value)
         else:
-            self._forward(body, fault)
+            self._forward(body, fault, victim)
+        span = began, time.time(), f"{kind} {urllib.parse.unquote(self.path)}"
+        with self.owner.lock:
+            self.owner.spans.append(span)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
-    def _forward(self, body: bytes, fault: Fault | None) -> None:
+    def _forward(self, body: bytes, fault: Fault | None, victim: Callable[[], None]) -> None:
         upstream = http.client.HTTPConnection("127.0.0.1", self.owner.upstream, timeout=60)
         try:
             headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
@@ -160,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             upstream.close()
         if fault is Fault.VICTIM_AFTER:
-            self.owner.victim()
+            victim()
         if fault in {Fault.VICTIM_AFTER, Fault.ANSWER_LOST}:
             self._hang_up()
         elif fault is Fault.DONE_BUT_500:

@@ -44,10 +44,11 @@ def fault() -> str | None:
 class StoreServer:
     """A running versitygw with one bucket; a context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: Path | None = None) -> None:
+        """`parent` is where its directory is made."""
         self.access_key = os.environ["AWS_ACCESS_KEY_ID"]
         self.secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-        self.directory = Path(tempfile.mkdtemp(prefix="kafkalog-store-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="kafkalog-store-", dir=parent))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

@@ -2,8 +2,7 @@
 
 The workers have addresses of their own, so that Spark takes them for two hosts. Where mounting is
 allowed (as root, on Linux) each worker also has a `/dev/shm` of its own, another machine's names,
-and finds the driver's directory empty: then the log's directory is all that driver and executors
-share.
+and finds hidden directories empty: then what is not hidden is all that driver and executors share.
 """
 
 from __future__ import annotations
@@ -11,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.spark_home import make_spark_home
@@ -31,9 +31,10 @@ LIFETIME_S = 1800
 PATIENCE_S = 240
 SMALL_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _ALONE = """
-mount -t tmpfs none "$1" && mount -t tmpfs none /dev/shm &&
-mount --bind "$2" /proc/sys/kernel/random/boot_id &&
-{ test ! -e /etc/machine-id || mount --bind "$2" /etc/machine-id; } && shift 2 && exec "$@"
+set -e
+mount --bind "$1" /proc/sys/kernel/random/boot_id
+test ! -e /etc/machine-id || mount --bind "$1" /etc/machine-id
+mount -t tmpfs none /dev/shm
 """
 
 
@@ -106,13 +107,15 @@ class Member:
 
 
 class Cluster:
-    """A master and its workers below `directory`; `hidden` is what the workers must not see."""
+    """A master and its workers below `directory`; `hidden` is what the workers must not see.
+
+    In a directory that is hidden a worker finds its own scratch directory, and Spark.
+    """
 
     def __init__(self, directory: Path, hidden: Path) -> None:
         self.home = make_spark_home(directory / "spark")
         self._directory = directory
         self._hidden = hidden
-        self._alone = alone(hidden, directory / "boot-id")
         self.master = Member(
             "master",
             self._command("master.Master", MASTER_HOST),
@@ -120,8 +123,13 @@ class Cluster:
             directory / "master",
         )
         self.workers: list[Member] = []
-        self.is_isolated = bool(self._alone)
+        self.is_isolated = bool(self.prefix(directory / "master"))
         self.address = ""
+
+    def prefix(self, scratch: Path) -> list[str]:
+        """Return what stands before a command that sees of all that is hidden its scratch alone."""
+        kept = [each for each in (scratch, self.home) if each.is_relative_to(self._hidden)]
+        return alone(self._hidden, self._directory / "boot-id", kept)
 
     def start(self) -> None:
         """Start all. A driver may connect: Spark's tasks wait for the workers' executors."""
@@ -134,8 +142,8 @@ class Cluster:
                 *("--cores", str(SLOTS), "--memory", f"{SLOTS * EXECUTOR_MB}m"),
                 *("--work-dir", str(scratch / "work"), self.address),
             ]
-            command = [*self._alone, *command]
             worker = Member(host, command, self._env(host, scratch), scratch)
+            worker.command = [*self.prefix(scratch), *command]
             self.workers.append(worker)
             worker.start()
 
@@ -144,20 +152,16 @@ class Cluster:
 
         `timeout`, which stands outside and starts the rest, is not asked.
         """
-        (self._hidden / "seen").touch()
-        for worker in self.workers:
-            inside = [pid for pid in worker.processes() if pid != worker.leader]
-            assert inside, f"{worker.name} has no processes"
-            for pid in inside:
-                root = Path(f"/proc/{pid}/root")
-                seen = root / self._hidden.relative_to("/")
-                assert list(seen.iterdir()) == [], f"{worker.name}, process {pid} sees {seen}"
-                for kind in ("mnt", "ipc"):
-                    own, ours = (os.readlink(f"/proc/{p}/ns/{kind}") for p in (pid, "self"))
-                    assert own != ours, f"{worker.name}, process {pid} shares {kind}"
-                for name in ("dev/shm", "proc/sys/kernel/random/boot_id"):
-                    inner, outer = (base / name for base in (root, Path("/")))
-                    assert not inner.samefile(outer), f"{worker.name}, process {pid} sees {outer}"
+        mark = self._hidden / f"mark-{secrets.token_hex(8)}"
+        mark.touch()
+        try:
+            for worker in self.workers:
+                inside = [pid for pid in worker.processes() if pid != worker.leader]
+                assert inside, f"{worker.name} has no processes"
+                for pid in inside:
+                    _check_alone(pid, mark, f"{worker.name}, process {pid}")
+        finally:
+            mark.unlink()
 
     def stop(self) -> None:
         """Kill all that still runs."""
@@ -182,17 +186,38 @@ class Cluster:
         }
 
 
-def alone(hidden: Path, boot_id: Path) -> list[str]:
+def alone(hidden: Path, boot_id: Path, kept: Sequence[Path] = ()) -> list[str]:
     """Return what stands before a command that is to run as if on a machine of its own.
 
-    That is nothing, where a process may not hide things from itself and those it starts.
+    Below `hidden` it finds the directories that are `kept` alone. The result is nothing where a
+    process may not hide things from itself and those it starts.
     """
     if shutil.which("unshare") is None:
         return []
     boot_id.write_text("00000000-0000-4000-8000-000000000000\n")
-    prefix = ["unshare", "--mount", "--ipc", "sh", "-c", _ALONE, "sh", str(hidden), str(boot_id)]
+    steps = []
+    for number, path in enumerate(kept):
+        steps += [f"mkdir /dev/shm/{number}", f"mount --bind {path} /dev/shm/{number}"]
+    steps.append(f"mount -t tmpfs none {hidden}")
+    for number, path in enumerate(kept):
+        steps += [f"mkdir -p {path}", f"mount --move /dev/shm/{number} {path}"]
+        steps += [f"rmdir /dev/shm/{number}"]
+    script = "\n".join([_ALONE, *steps, *(f"cd {path}" for path in kept[:1]), 'shift && exec "$@"'])
+    prefix = ["unshare", "--mount", "--ipc", "sh", "-c", script, "sh", str(boot_id)]
     tried = subprocess.run([*prefix, "true"], capture_output=True, check=False)
     return prefix if tried.returncode == 0 else []
+
+
+def _check_alone(pid: int, hidden: Path, name: str) -> None:
+    """A process must not see a hidden file, nor share what `alone` gives it."""
+    root = Path(f"/proc/{pid}/root")
+    assert not (root / hidden.relative_to("/")).exists(), f"{name} sees {hidden}"
+    for kind in ("mnt", "ipc"):
+        own, ours = (os.readlink(f"/proc/{p}/ns/{kind}") for p in (pid, "self"))
+        assert own != ours, f"{name} shares {kind}"
+    for path in ("dev/shm", "proc/sys/kernel/random/boot_id"):
+        inner, outer = (base / path for base in (root, Path("/")))
+        assert not inner.samefile(outer), f"{name} sees {outer}"
 
 
 def may_isolate() -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,10 @@ class Jobs:
         self.scratch = scratch
         self.query: Any = None
 
-    def write(self, log: str, topic: str, rows: int, version: int) -> None:
-        """Write rows in four tasks, once for each version."""
+    def write(
+        self, log: str, topic: str, rows: int, version: int, store: Mapping[str, str] = {}
+    ) -> None:
+        """Write rows in four tasks, once for each version; `store` are options of a store."""
         (
             self.session.range(0, rows, 1, 4)
             .selectExpr("concat('key-', id % 97) AS key", "cast(id AS string) AS value")
@@ -77,26 +80,38 @@ class Jobs:
             .option("topic.cleanup.policy", "compact")
             .option("txnAppId", "cluster")
             .option("txnVersion", version)
+            .options(**store)
             .save(log)
         )
 
-    def read(self, log: str, topic: str, view: str) -> list[list[str]]:
+    def read(
+        self, log: str, topic: str, view: str, store: Mapping[str, str] = {}
+    ) -> list[list[str]]:
         """Read all keys and values; returns them sorted."""
         rows = (
             self.session.read.format("kafkalog")
             .option("subscribe", topic)
             .option("view", view)
+            .options(**store)
             .load(log)
             .selectExpr("string(key)", "string(value)")
         )
         return sorted([row[0], row[1]] for row in rows.collect())
 
-    def stream(self, log: str, source: str, topic: str, limit: int | None, meeting: str) -> None:
+    def stream(
+        self,
+        log: str,
+        source: str,
+        topic: str,
+        limit: int | None,
+        meeting: str,
+        store: Mapping[str, str] = {},
+    ) -> None:
         """Copy a topic to another one, without an end; a `meeting` makes stragglers of tasks."""
         reader = self.session.readStream.format("kafkalog").option("subscribe", source)
         if limit is not None:
             reader = reader.option("maxOffsetsPerTrigger", limit)
-        rows = reader.option("startingOffsets", "earliest").load(log)
+        rows = reader.option("startingOffsets", "earliest").options(**store).load(log)
         if meeting:
             slow = straggling(Path(meeting), Path(log) / f"{topic}-0")
             rows = rows.select("key", "value", "partition").mapInArrow(slow, SCHEMA)
@@ -107,6 +122,7 @@ class Jobs:
             .option("numPartitions", 3)
             .option("topic.cleanup.policy", "delete")
             .option("checkpointLocation", str(self.scratch / topic))
+            .options(**store)
             .start()
         )
 

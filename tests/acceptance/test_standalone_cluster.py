@@ -6,34 +6,27 @@ cluster-test`), else 15 with one. KAFKALOG_SEED repeats the choice of moments.
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import random
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from tests.acceptance.cluster import (
-    PATIENCE_S,
     WORKER_HOSTS,
     Cluster,
     Member,
-    kill_session,
     may_isolate,
     wait_until,
 )
 from tests.acceptance.cluster_driver import NEVER
 from tests.acceptance.cluster_straggler import LARGE_ROWS, LATE, TIED
+from tests.acceptance.driver_process import Driver
 from tests.acceptance.independent_reader import read_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -49,59 +42,6 @@ AT_ONE = 5
 """So many micro-batches after it a restarted worker is waited for."""
 
 
-class Driver:
-    """The driver's process, asked line by line."""
-
-    def __init__(self, cluster: Cluster, scratch: Path) -> None:
-        self.scratch = scratch
-        self.output = scratch / "output"
-        environment = {**os.environ, "SPARK_HOME": str(cluster.home)}
-        module = "tests.acceptance.cluster_driver"
-        with self.output.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", module, cluster.address, str(scratch)],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
-        self._answers: queue.Queue[bytes] = queue.Queue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        self._answer()
-
-    def ask(self, do: str, **arguments: Any) -> Any:
-        """Send a request, return its answer; an error there is an error here."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
-        self.process.stdin.flush()
-        return self._answer()
-
-    def stop(self) -> None:
-        kill_session(self.process)
-        self._reader.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _answer(self) -> Any:
-        try:
-            line = self._answers.get(timeout=PATIENCE_S)
-        except queue.Empty:
-            line = b""
-        assert line, f"no answer from the driver:\n{self.output.read_text()[-8000:]}"
-        answer = json.loads(line)
-        assert "error" not in answer, answer["error"]
-        return answer["answer"]
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._answers.put(line)
-        self._answers.put(b"")
-
-
 @dataclass
 class Site:
     """A cluster, a driver, and the directory that they share."""
@@ -113,23 +53,6 @@ class Site:
     def staged(self) -> set[str]:
         """Return what tasks have staged, in the root and in partitions."""
         return {str(path.relative_to(self.log)) for path in self.log.rglob("kl-*.staged*")}
-
-    def committed(self, topic: str) -> int:
-        """Return how many micro-batches of the stream into a topic Spark has noted as done."""
-        return self._noted(topic, "commits")
-
-    def begun(self, topic: str) -> int:
-        return self._noted(topic, "offsets")
-
-    def _noted(self, topic: str, directory: str) -> int:
-        try:
-            names = os.listdir(self.driver.scratch / topic / directory)
-        except FileNotFoundError:
-            return 0
-        return 1 + max((int(name) for name in names if name.isdigit()), default=-1)
-
-    def wait_for_commits(self, topic: str, count: int) -> None:
-        wait_until(lambda: self.committed(topic) >= count, f"the stream into {topic} stands still")
 
     def wait_for_executors(self) -> None:
         """Wait until each worker has an executor, of each of its starts one."""
@@ -219,20 +142,20 @@ def test_a_stream_whose_workers_are_killed_and_restarted_loses_and_doubles_nothi
     arguments = {"source": "source", "topic": "copy", "limit": ROWS_PER_BATCH, "meeting": ""}
     site.driver.ask("stream", log=log, **arguments)
     for number in range(BATCHES):
-        site.wait_for_commits("copy", number - AHEAD)
+        site.driver.wait_for_commits("copy", number - AHEAD)
         if number - AT_ONE in RESTARTS:
             # What comes now is for the new executor too.
             site.wait_for_executors()
         feed(site.log, number)
         if number in RESTARTS:
             restart(site, site.cluster.workers[RESTARTS[number]], draw.uniform(0, 0.5))
-    site.wait_for_commits("copy", BATCHES)
+    site.driver.wait_for_commits("copy", BATCHES)
     site.driver.ask("drain")
 
     source, copy = site.partitions("source"), site.partitions("copy")
     executors = site.driver.ask("executors")
     print(
-        f"{sum(map(len, copy))} rows in {site.committed('copy')} micro-batches, "
+        f"{sum(map(len, copy))} rows in {site.driver.committed('copy')} micro-batches, "
         f"{time.monotonic() - began:.0f} s",
         *(f"  executor {name}: {what}" for name, what in executors.items()),
         sep="\n",
@@ -242,7 +165,7 @@ def test_a_stream_whose_workers_are_killed_and_restarted_loses_and_doubles_nothi
     # A task has the new rows of a partition, so each partition is there in its order.
     assert copy == source
     assert not site.staged()
-    assert site.committed("copy") >= BATCHES
+    assert site.driver.committed("copy") >= BATCHES
     assert len(executors) == len(WORKER_HOSTS) + len(RESTARTS)
     assert all(each["tasks"] for each in executors.values())
     assert read_log(site.log, "copy")["copy"].records == BATCHES * ROWS_PER_BATCH
@@ -266,13 +189,14 @@ def feed(log: Path, number: int) -> None:
 
 def restart(site: Site, worker: Member, delay: float) -> None:
     """Kill a worker with its executor, in the midst of a micro-batch; start it again."""
-    begun = site.begun("copy")
-    wait_until(lambda: site.begun("copy") > begun, "no micro-batch begins", pause=0.001)
+    begun = site.driver.begun("copy")
+    wait_until(lambda: site.driver.begun("copy") > begun, "no micro-batch begins", pause=0.001)
     time.sleep(delay)
     count = worker.kill()
     print(
         f"killed {worker.name} with {count} processes, {delay:.3f} s after the beginning of "
-        f"micro-batch {site.begun('copy') - 1}; {site.committed('copy')} were committed",
+        f"micro-batch {site.driver.begun('copy') - 1}; "
+        f"{site.driver.committed('copy')} were committed",
         flush=True,
     )
     worker.start()
@@ -293,7 +217,7 @@ def test_a_straggler_and_its_copy_on_another_host_leave_one_copy_of_each_row(sit
         append_steps(site.log, batch_id)
         if batch_id == 0:
             site.driver.ask("stream", log=str(site.log), **arguments)
-        site.wait_for_commits("strides", batch_id + 1)
+        site.driver.wait_for_commits("strides", batch_id + 1)
         attempts = {path.name: path.read_text() for path in meeting.glob(f"{batch_id}-*")}
         print(f"micro-batch {batch_id}: {attempts or 'no straggler'}", flush=True)
         if batch_id in {LATE, TIED}:

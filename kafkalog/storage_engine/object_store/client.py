@@ -84,11 +84,12 @@ class ObjectClient:
         self.address = address
         check_and_note_use(str(address))
         try:
-            self._obstore: Any = importlib.import_module("obstore")
+            import obstore
         except ImportError:
             raise InvalidInputError(
                 f"{address}: the package obstore is missing. Run: pip install obstore"
             ) from None
+        self._obstore: Any = obstore
         self._store = _opened(address, timeout_s, patience_s)
         self._once = _opened(address, timeout_s, None)
         self._lock = threading.Lock()
@@ -379,6 +380,7 @@ _memory_stores: dict[str, Any] = {}
 
 def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -> Any:
     """Return obstore's store for an address; without patience it repeats no request."""
+    from obstore import exceptions
     from obstore import store as stores
 
     if address.scheme == "memory":
@@ -405,7 +407,7 @@ def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -
     error: Exception | None = None
     try:
         return made(address.bucket, **common)
-    except (importlib.import_module("obstore").exceptions.BaseError, ValueError, OSError) as fault:
+    except (exceptions.BaseError, ValueError, OSError) as fault:
         error = fault
     raise described("its client", str(address), error)
 

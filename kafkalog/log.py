@@ -15,7 +15,7 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.log_store import open_engine
+from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:

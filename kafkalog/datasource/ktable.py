@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.log_store import LogStore, opened_for_spark, spark_path
+from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.place import opened_for_spark, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,8 +16,8 @@ from kafkalog.sink import Append
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.sink.views.table_view import KTableView
 from kafkalog.storage_engine.log.log_engine import LogEngine
-from kafkalog.storage_engine.log_store import open_engine
 from kafkalog.storage_engine.object_store.address import StoreAddress
+from kafkalog.storage_engine.place import open_engine
 from tests.object_store_proxy import StoreProxy
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

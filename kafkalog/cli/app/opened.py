@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def open_readable(path: str) -> LogEngine:
     """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
-    from kafkalog.storage_engine.log_store import open_engine
+    from kafkalog.storage_engine.place import open_engine
 
     _check_log(path)
     return open_engine(path, read_only=True, create=False)
@@ -21,7 +21,7 @@ def open_readable(path: str) -> LogEngine:
 
 def open_writable(path: str, *, create: bool = False) -> LogEngine:
     """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
-    from kafkalog.storage_engine.log_store import open_engine
+    from kafkalog.storage_engine.place import open_engine
 
     if not create:
         _check_log(path)

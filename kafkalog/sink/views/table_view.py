@@ -33,8 +33,9 @@ from kafkalog.sink.views.live_keys import has_live_keys
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.log_store import LogStore, opened_for_spark, spark_path
+from kafkalog.storage_engine.log.log_store import LogStore
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+from kafkalog.storage_engine.place import opened_for_spark, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

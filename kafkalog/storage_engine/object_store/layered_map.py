@@ -45,10 +45,10 @@ class LayeredMap(Mapping[str, _Value], Generic[_Value]):
     def __getitem__(self, name: str) -> _Value:
         for layer in reversed(self._layers):
             if name in layer:
-                found: Any = layer[name]
-                if found is _DROPPED:
+                if layer[name] is _DROPPED:
                     break
-                return found  # type: ignore[no-any-return]
+                found: _Value = layer[name]
+                return found
         raise KeyError(name)
 
     def __len__(self) -> int:

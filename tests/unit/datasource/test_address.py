@@ -5,8 +5,8 @@ import pytest
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine.log_store import open_engine, opened_for_spark, spark_path
 from kafkalog.storage_engine.metadata.address import directories, log_directory, shown
+from kafkalog.storage_engine.place import open_engine, opened_for_spark, spark_path
 
 SECRET = "s3/cr3t+value"
 

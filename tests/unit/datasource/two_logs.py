@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafkalog.storage_engine.log.log_engine import LogEngine
-from kafkalog.storage_engine.log_store import open_engine
+from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.datasource.logs import NOW_MS
 

@@ -16,12 +16,12 @@ from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, Unkn
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log_store import open_engine
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.faults import Died
 

@@ -1,4 +1,4 @@
-"""Open a log by its address: a directory, those of a broker, or a log in an object store."""
+"""The place of a log, and opening it: a directory, those of a broker, or an object store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,8 @@ from kafkalog.storage_engine.metadata.address import (
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 
 __all__ = [
-    "LogEngine",
-    "LogStore",
     "Place",
     "open_engine",
-    "open_store",
     "opened_for_spark",
     "read_places",
     "spark_path",
@@ -31,36 +28,6 @@ __all__ = [
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
 
 
-def open_store(
-    place: Place,
-    *,
-    read_only: bool = False,
-    create: bool = True,
-    options: Mapping[str, str] | None = None,
-) -> LogStore:
-    """Open a log as readers need it; close it after use.
-
-    Args:
-        place: A directory, several of a broker, a URL, or an address in an object store.
-        read_only: Whether nothing is ever written.
-        create: Whether a missing log is created.
-        options: Options `store.*`, which complete a URL; a directory takes none.
-
-    Returns:
-        The log.
-
-    Raises:
-        InvalidInputError: The place has no log, or cannot have one.
-        StorageError: The disk or the object store fails.
-    """
-    found = _address(place, options)
-    if isinstance(found, StoreAddress):
-        return _object_log(found, read_only=read_only, create=create)
-    from kafkalog.storage_engine.store import Store
-
-    return Store(found, read_only=read_only, create=create)
-
-
 def open_engine(
     place: Place,
     *,
@@ -68,9 +35,18 @@ def open_engine(
     create: bool = True,
     options: Mapping[str, str] | None = None,
 ) -> LogEngine:
-    """Open a log with all that can be done to it; arguments and errors are those of `open_store`.
+    """Open a log with all that can be done to it; close it after use.
 
-    Raises LockedByBrokerError as well.
+    Args:
+        place: A directory, several of a broker, a URL, or an address in an object store.
+        read_only: Whether nothing is ever written.
+        create: Whether a missing log is created.
+        options: Options `store.*`, which complete a URL; a directory takes none.
+
+    Raises:
+        InvalidInputError: The place has no log, or cannot have one.
+        LockedByBrokerError: A broker runs in the directory.
+        StorageError: The disk or the object store fails.
     """
     found = _address(place, options)
     if isinstance(found, StoreAddress):
@@ -90,11 +66,14 @@ def spark_path(place: str | PathLike[str]) -> str:
 def opened_for_spark(options: Mapping[str, str]) -> LogStore:
     """Open the log that Spark's options `path` and `store.*` name, only to read it.
 
-    Raises the errors of `open_store`, and InvalidInputError for a relative path.
+    Raises InvalidInputError, also for a relative path, and StorageError.
     """
-    store = store_address(options)
-    place: Place = log_directories(options) if store is None else store
-    return open_store(place, read_only=True, create=False)
+    address = store_address(options)
+    if address is not None:
+        return _object_log(address, read_only=True, create=False)
+    from kafkalog.storage_engine.store import Store
+
+    return Store(log_directories(options), read_only=True, create=False)
 
 
 def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:

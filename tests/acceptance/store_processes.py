@@ -76,12 +76,13 @@ class _Job:
         self.name = name
         self.kept = Path(kept)
         self.write = SparkWrite(
-            path,  # type: ignore[arg-type]
+            path,
             options={"topic": "t", **options},
             query=name,
             run=run,
             batch_rows=100,
         )
+        # The constant is final, but a fork may have fewer, so that a collector has work.
         store_state.SNAPSHOT_COMMITS = snapshot_commits  # type: ignore[misc]
 
     def micro_batch(self, batch_id: int) -> None:

@@ -19,10 +19,10 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.query import EndOffsets
 from kafkalog.sink.shared_log import shared_engine, shared_store
 from kafkalog.sink.upsert.rows import REASON
-from kafkalog.storage_engine.log_store import read_places, written_place
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.address import is_store_url, store_options
+from kafkalog.storage_engine.place import read_places, written_place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """What an upsert does with a record that does not fit.
+    """The treatment of records that do not fit, as `on_bad_record` gives it.
 
     - "fail": the record fails the micro-batch, and the error names it.
     - "skip": the record is left out and counted.

@@ -63,12 +63,12 @@ def task(partition: int, properties: Mapping[str, str]) -> Iterator[None]:
 
 @dataclass
 class SparkWrite:
-    """A streaming query that writes to the log at `root`; a new one is a new driver.
+    """A streaming query that writes to a log, at a directory or a URL; a new one is a new driver.
 
     `version` makes it a batch write by txnAppId and txnVersion; `plain` one without either.
     """
 
-    root: Path
+    root: Path | str
     options: dict[str, str] = field(default_factory=lambda: {"topic": "t"})
     names: Sequence[str] = ("key", "value")
     query: str = "query-1"

@@ -531,6 +531,14 @@ MIXED_TRAILER: Final = struct.Struct(
 )
 MIXED_MAGIC: Final = b"kl-mixed"
 MIXED_VERSION: Final = 1
+SIDE_HEADER: Final = struct.Struct(
+    ">8s"  # magic: SIDE_MAGIC
+    "I"  # format version: SIDE_VERSION
+    "I"  # size: of the table of sections, which follows
+    "I"  # crc: CRC-32C of the table
+)
+SIDE_MAGIC: Final = b"kl-sides"
+SIDE_VERSION: Final = 1
 STORED_MIXED: Final = ".mixed"
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"

@@ -38,6 +38,7 @@ from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 _Result = TypeVar("_Result")
@@ -91,6 +92,11 @@ class ObjectLog(LogEngine):
     def store_state(self) -> StoreState:
         """Return the newest state with the objects; one GET when nothing has changed."""
         return self._log.poll()
+
+    @property
+    def known_state(self) -> StoreState:
+        """The last known state with the objects; no request."""
+        return self._log.state
 
     def snapshot(
         self,
@@ -188,6 +194,35 @@ class ObjectLog(LogEngine):
             self._discard([*ordered, *written])  # another attempt has committed the batch
         return result
 
+    def swap(
+        self,
+        sources: Sequence[str],
+        outputs: Sequence[SegmentObject],
+        *,
+        now_ms: int,
+        work: Callable[[StoreDraft], bool] = lambda draft: True,
+    ) -> bool:
+        """Put segment objects in the place of objects, in one commit.
+
+        `work` drafts what belongs to the swap, and returns False if that must not be made. Returns
+        whether the commit is made: it is not if a source is gone. Raises CommitInDoubtError, and
+        StorageError if it is not made.
+        """
+        return self._change(
+            lambda draft: work(draft) and draft.swap(sources, outputs), now_ms=now_ms
+        )
+
+    def discard_segments(
+        self, outputs: Iterable[SegmentObject], fault: Exception | None = None
+    ) -> None:
+        """Delete those segment objects that no commit names; a failure is only logged.
+
+        Nothing is deleted after a `fault` that leaves a commit in doubt.
+        """
+        if not isinstance(fault, CommitInDoubtError):
+            unnamed = {*_unnamed(self._log.state, [each.name for each in outputs])}
+            self._delete([name for each in outputs if each.name in unnamed for name in each.names])
+
     def _with_objects(self, message: StagedMessage, draft: StoreDraft) -> StagedMessage:
         """Return a message whose batches are in objects: write those that it carries."""
         if not message.data:
@@ -210,8 +245,11 @@ class ObjectLog(LogEngine):
     def _discard(self, messages: Iterable[StagedMessage | None]) -> None:
         """Delete the objects of messages that no commit names; a failure is only logged."""
         names = [file.name for message in messages if message for file in message.files]
+        self._delete(_unnamed(self._log.state, names))
+
+    def _delete(self, names: Sequence[str]) -> None:
         try:
-            self.client.delete(_unnamed(self._log.state, names))
+            self.client.delete(names)
         except StorageError as fault:
             _logger.warning("%s: objects were left, which a sweep deletes: %s", self.root, fault)
 

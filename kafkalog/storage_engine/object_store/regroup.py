@@ -128,6 +128,7 @@ class _Regrouping:
         self._pool = pool
         self._outputs = outputs
         self._inputs: dict[str, Path] = {}
+        self._count = 0
         self._waiting: list[Future[SegmentObject]] = []
 
     def fetch(self, inputs: Sequence[str]) -> None:
@@ -196,7 +197,8 @@ class _Regrouping:
             while first < len(table):
                 if output is None:
                     base_offset = int(table.base_offsets[first])
-                    path = self._directory / f"{placed.extent.partition}-{base_offset}.log"
+                    self._count += 1
+                    path = self._directory / f"{self._count}.log"
                     output = _SegmentFile(path, placed.extent, base_offset, config)
                 stop = first + output.count_fitting(table.sizes[first:], limit)
                 output.append(data, table.select(slice(first, stop)))

@@ -12,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -25,7 +26,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer, is_new, last_batch
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import Batches, MixedObjects
 from kafkalog.storage_engine.object_store.object_retention import apply_retention
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
+_CLAIM_MS: Final = 600_000
 
 
 class ObjectLog(LogEngine):
@@ -211,6 +213,21 @@ class ObjectLog(LogEngine):
         return self._change(
             lambda draft: work(draft) and draft.swap(sources, outputs), now_ms=now_ms
         )
+
+    @contextlib.contextmanager
+    def claim(self, work: str, *, now_ms: int) -> Iterator[bool]:
+        """Yield whether no other process is known to do some work, and keep others from it.
+
+        A claim is for ten minutes, and ends with the block. It spares double work and decides
+        nothing: of two processes that do the same, the commit log takes one.
+        """
+        name = layout.stored_claim(work, now_ms // _CLAIM_MS)
+        is_mine = self.client.create(name, b"") is not Outcome.EXISTS
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._delete([name])
 
     def discard_segments(
         self, outputs: Iterable[SegmentObject], fault: Exception | None = None

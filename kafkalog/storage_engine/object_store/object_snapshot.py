@@ -128,7 +128,7 @@ class ObjectSnapshot(PartitionSnapshot):
                 f"{self._ranges.client.address}: the extent of offset {first} of "
                 f"{self.topic}-{self.partition} is missing. Restore the log."
             )
-        return wanted
+        return [placed for placed in wanted if placed.extent.size]  # a cleaned one may be empty
 
 
 def open_snapshot(

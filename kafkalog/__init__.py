@@ -1,6 +1,6 @@
 """Kafka's compacted log for Spark, with no broker.
 
-`open` gives a log. Importing this package loads nothing heavy: no pyarrow, no Spark.
+`open` gives a log, `copy` copies one. Importing this package loads nothing heavy: no pyarrow, no Spark.
 `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
 `__compiled__` (a bool) says whether the kernels are compiled or run as Python.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
     from kafkalog.sink.views.table_view import KTableView
+    from kafkalog.storage_engine.copying.copy import CopiedPartition
 
     __compiled__: bool
 
@@ -34,6 +35,7 @@ __all__ = [
     "LagListener",
     "__compiled__",
     "__version__",
+    "copy",
     "in_order",
     "offsets_behind_latest",
     "open",
@@ -76,6 +78,36 @@ def open(
     from kafkalog.log import KafkaLog
 
     return KafkaLog(path, cleaner=cleaner, read_only=read_only, create=create, options=options)
+
+
+def copy(
+    source: str | Path | Sequence[str | Path],
+    destination: str | Path,
+    topics: Collection[str] | None = None,
+    *,
+    source_options: Mapping[str, str] | None = None,
+    destination_options: Mapping[str, str] | None = None,
+    now_ms: int | None = None,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[CopiedPartition]:
+    """Copy topics of a log, by default all, to another log; a later call copies what is new.
+
+    Both are directories or URLs, as for `open`, with `store.*` options of their own. The source may
+    be a broker's directory, or several. Offsets with their gaps, timestamps, headers, producers,
+    transactions and log starts stay, as do ids and configs of topics that the destination does not
+    have. `progress` is called with how many offsets are done, and of how many. Returns what was
+    added per partition. Raises InvalidInputError for a destination that is not a copy of the
+    source, UnknownTopicError, CorruptBatchError, StorageError. What was committed before stays.
+    """
+    from kafkalog.storage_engine.copying import copy as copying
+    from kafkalog.storage_engine.log.log_engine import now_of
+    from kafkalog.storage_engine.place import open_engine
+
+    with (
+        open_engine(source, read_only=True, create=False, options=source_options) as origin,
+        open_engine(destination, options=destination_options) as target,
+    ):
+        return copying.copy(origin, target, topics, now_ms=now_of(now_ms), progress=progress)
 
 
 def __dir__() -> list[str]:

@@ -39,6 +39,7 @@ VERBS: Final = {
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
     "erase": "delete keys for good, and prove that no file has them",
+    "copy": "copy a log to another place, and later what is new",
     "adopt": "take over a stopped Kafka broker's log directory",
     "release": "give a log directory to a Kafka broker",
     "doctor": "check Java, Spark, Python, memory and file locks, and say what to do",

@@ -25,6 +25,7 @@ from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.writing.copied_run import CopiedRun
     from kafkalog.storage_engine.writing.raw_append import Source
 
 __all__ = [
@@ -94,6 +95,12 @@ class Engine(Store, LogEngine):
         self.check_writable()
         self.check_partition(topic, partition)
         return raw_append.append_raw(self, topic, partition, source, now_ms=now_of(now_ms))
+
+    def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+        """Append runs of another log in one commit, as raw batches; return their records."""
+        from kafkalog.storage_engine.writing import raw_append
+
+        return raw_append.append_copied(self, runs, now_ms=now_ms)
 
     def commit(
         self,

@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError, UnknownTopicError
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    LockedByBrokerError,
+    StorageError,
+    UnknownTopicError,
+)
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
@@ -22,6 +28,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicS
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.transactions.producers import Producers
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
@@ -169,6 +176,25 @@ class Store(LogStore):
         except (StorageError, FileNotFoundError):
             load_state()  # was it deleted meanwhile?
             raise
+
+    def producers(self, topic: str, partition: int) -> Producers | None:
+        """Return the producers at a partition's high watermark; None if their file is not there."""
+        from kafkalog.storage_engine.transactions import producer_snapshot
+        from kafkalog.storage_engine.transactions.producers import Producers
+
+        if self._brokers is not None:
+            return self._brokers.loaded(topic, partition).producers
+        state = self.describe(topic).partitions[partition]
+        if state.producer_snapshot < 0:
+            return Producers(end_offset=state.high_watermark)
+        try:
+            found = producer_snapshot.read_snapshot(
+                self.partition_directory(topic, partition), state.producer_snapshot
+            )
+        except (CorruptLogError, StorageError):
+            return None
+        found.end_offset = state.high_watermark
+        return found
 
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: files below the root."""

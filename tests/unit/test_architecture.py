@@ -40,6 +40,7 @@ ROOMS = [
     "cleaner/dedup",
     "cleaner/state",
     "storage_engine",
+    "storage_engine/copying",
     "storage_engine/broker",
     "storage_engine/object_store",
     "storage_engine/log",

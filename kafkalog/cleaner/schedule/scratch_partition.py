@@ -65,6 +65,10 @@ class ScratchPartition:
         """Those that have a key index."""
         self.engine = Engine(root)
         self.directory = self.engine.partition_directory(topic, partition)
+        offset = self.held.producer_snapshot
+        is_here = any(each.base_offset < offset <= each.next_offset for _, each in self.sources)
+        self._producers_at = offset if is_here else -1
+        """The offset whose producers are beside a source; -1 without any."""
         self._prepare()
 
     def _prepare(self) -> None:
@@ -87,6 +91,7 @@ class ScratchPartition:
                 last_stable_offset=min(held.last_stable_offset, end),
                 first_dirty_offset=min(valid_first_dirty_offset(held), end),
                 leader_epoch=held.leader_epoch,
+                producer_snapshot=self._producers_at,
             )
             transaction.publish(self._state.log.time_ms)
 
@@ -128,6 +133,8 @@ class ScratchPartition:
         if keys:
             files.create(self.directory / layout.key_index_file(extent.base_offset), keys)
             self._keyed.add(name)
+        if extent.base_offset < self._producers_at <= extent.next_offset:
+            files.create(self._producers(), side.section(layout.SNAPSHOT))
         mtime_ns = max(0, extent.max_timestamp) * 1_000_000
         files.set_times(log, mtime_ns)
         gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
@@ -136,6 +143,9 @@ class ScratchPartition:
     def _side(self, name: str, each: DataObject) -> SideObject:
         side = layout.stored_side(name)
         return SideObject(self._client, side, b"".join(self._client.pieces(side, each.side_size)))
+
+    def _producers(self) -> Path:
+        return self.directory / layout.segment_file(self._producers_at, layout.SNAPSHOT)
 
     def _path(self, extent: Extent, suffix: str) -> Path:
         return self.directory / layout.segment_file(extent.base_offset, suffix)
@@ -167,7 +177,7 @@ class ScratchPartition:
                     if source is not None and not self._gains_keys(source, segment):
                         replaced.discard(source)
                         continue
-                    sections = self._sections(segment, gaps)
+                    sections = self._sections(segment, gaps, end)
                     extent = self._extent(segment, end)
                     waiting.append(
                         pool.submit(
@@ -205,13 +215,15 @@ class ScratchPartition:
             layout.NO_TIMESTAMP if times is None else times[0],
         )
 
-    def _sections(self, segment: SegmentFiles, gaps: GapFile) -> dict[str, bytes]:
+    def _sections(self, segment: SegmentFiles, gaps: GapFile, end: int) -> dict[str, bytes]:
         paths = {
             layout.INDEX: segment.index,
             layout.TIME_INDEX: segment.time_index,
             layout.TRANSACTION_INDEX: segment.transaction_index,
             layout.KEYS: self.directory / layout.key_index_file(segment.base_offset),
         }
+        if segment.base_offset < self._producers_at <= end:
+            paths[layout.SNAPSHOT] = self._producers()
         found = {}
         for name, path in paths.items():
             with contextlib.suppress(FileNotFoundError):

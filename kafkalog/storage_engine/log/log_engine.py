@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
+    from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 _Result = TypeVar("_Result")
 
@@ -71,6 +72,13 @@ class LogEngine(LogStore):
         now_ms: int | None = None,
     ) -> bool:
         """Remove what a failed batch staged; returns False, and keeps all, when it is published."""
+
+    @abstractmethod
+    def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+        """Append runs of another log, of several partitions, in one commit; return their records.
+
+        Raises StorageError for a run that does not follow its partition's log.
+        """
 
     @abstractmethod
     def sweep_staged(self, *, now_ms: int) -> int:

@@ -15,6 +15,7 @@ from kafkalog.storage_engine.metadata.state import State, TopicState
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.transactions.producers import Producers
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 
@@ -60,6 +61,13 @@ class LogStore(ABC):
     @abstractmethod
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of an existing or future offset, or -1."""
+
+    @abstractmethod
+    def producers(self, topic: str, partition: int) -> Producers | None:
+        """Return the producers at a partition's high watermark, if they are known without a scan.
+
+        Raises UnknownTopicError, StorageError.
+        """
 
     @abstractmethod
     def staging_target(self, name: AttemptName) -> StagingTarget:

@@ -75,6 +75,37 @@ class LogChange:
         self._created[name] = state
         return state
 
+    def check_copied(self, topic: TopicState) -> None:
+        """Raise StorageError if a topic of another log cannot be added."""
+        if topic.name in self.state.topics or topic.name in self._created:
+            raise StorageError(f"topic {topic.name!r} was created meanwhile. Copy again.")
+        if topic.topic_id in self.state.deleting:
+            raise StorageError(
+                f"topic {topic.name!r}: its deletion here is not finished (expected nothing of the "
+                f"topic of id {topic.topic_id}). Copy again later, or to a new destination."
+            )
+
+    def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
+        """Add a topic of another log under its id, without its records.
+
+        Its partitions are those of `starts`, which says where the log of each begins and ends.
+        """
+        self.check_copied(topic)
+        absent = {*range(len(topic.partitions))} - {*starts}
+        new = NewTopic(len(topic.partitions), dict(topic.config))
+        self.add_topic(topic.name, topic.topic_id, new, absent)
+        for number, start in starts.items():
+            self.change_partition(
+                topic.name,
+                number,
+                high_watermark=start,
+                active_base=start,
+                log_start_offset=start,
+                last_stable_offset=start,
+                first_dirty_offset=start,
+                leader_epoch=topic.partitions[number].leader_epoch,
+            )
+
     def alter_topic(self, name: str, config: Mapping[str, str]) -> TopicState:
         """Replace a topic's config overrides."""
         topic = self.topic(name)

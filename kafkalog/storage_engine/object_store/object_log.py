@@ -40,6 +40,8 @@ from kafkalog.storage_engine.writing.staged_message import StagedMessage
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
+    from kafkalog.storage_engine.transactions.producers import Producers
+    from kafkalog.storage_engine.writing.copied_run import CopiedRun
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 _Result = TypeVar("_Result")
@@ -120,6 +122,12 @@ class ObjectLog(LogEngine):
         known = self.describe(topic).partitions[partition]
         return known.leader_epoch if known.high_watermark else -1
 
+    def producers(self, topic: str, partition: int) -> Producers:
+        """Return the producers at a partition's high watermark; a request if there are any."""
+        from kafkalog.storage_engine.object_store.copied_segments import recorded_producers
+
+        return recorded_producers(self.client, self.known_state, topic, partition)
+
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: mixed objects."""
         return StagedObjects(self.client, self._log.state.number, name)
@@ -195,6 +203,12 @@ class ObjectLog(LogEngine):
         if result.skipped or rows == 0:
             self._discard([*ordered, *written])  # another attempt has committed the batch
         return result
+
+    def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+        """Append runs of another log in one commit, as segment objects; return their records."""
+        from kafkalog.storage_engine.object_store.copied_segments import append_copied
+
+        return append_copied(self, runs, now_ms=now_ms)
 
     def swap(
         self,

@@ -47,11 +47,21 @@ def put_segment(
     The size of the extent is that of the file. The indexes come first, so a segment object without
     them is no state. Raises StorageError, OSError.
     """
+    return put_segment_bytes(client, seen, extent, files.mapped(log), sections)
+
+
+def put_segment_bytes(
+    client: ObjectClient,
+    seen: int,
+    extent: Extent,
+    data: bytes | memoryview,
+    sections: Mapping[str, bytes],
+) -> SegmentObject:
+    """Write the batches of a segment, and its indexes, as `put_segment` does."""
     name = layout.stored_segment(
         seen, extent.topic_id, extent.partition, extent.base_offset, secrets.token_hex(8)
     )
     side = side_object.encoded(sections)
     client.put_unique(layout.stored_side(name), side)
-    data = files.mapped(log)
     client.put_unique(name, data)
     return SegmentObject(name, dataclasses.replace(extent, size=len(data)), len(side))

@@ -1,8 +1,10 @@
 """The object beside a segment object: what a directory has in files beside a `.log`.
 
 It has a header, a table of sections, and the sections. They have the content of the files of their
-suffixes, but the gaps, which are bare pairs. The key index is the last one, as it may be large and
-is read block by block. A reader of the others needs the object's beginning alone.
+suffixes, but the gaps, which are bare pairs. The producers are those at an offset in the segment or
+at its end, which the partition's state names (`producer_snapshot`). The key index is the last one,
+as it may be large and is read block by block. A reader of the others needs the object's beginning
+alone.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ SECTIONS: Final = (
     layout.INDEX,
     layout.TIME_INDEX,
     layout.TRANSACTION_INDEX,
+    layout.SNAPSHOT,
     layout.GAPS,
     layout.KEYS,
 )

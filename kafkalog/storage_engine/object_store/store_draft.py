@@ -73,6 +73,15 @@ class StoreDraft(LogChange):
         super().raise_log_start(topic, number, offset)
         self._has_ended_records = True
 
+    def end_partition(self, topic: str, number: int, log_start: int, **fields: int) -> None:
+        """Set fields of a partition whose log start may rise, and drop the objects below it."""
+        state = self.topic(topic).partitions[number]
+        start = max(log_start, state.log_start_offset)
+        dirty = max(start, state.first_dirty_offset)
+        fields |= {"log_start_offset": start, "first_dirty_offset": dirty}
+        self.change_partition(topic, number, **fields)
+        self._has_ended_records |= start > state.log_start_offset
+
     def swap(self, sources: Sequence[str], outputs: Iterable[SegmentObject]) -> bool:
         """Put segment objects in the place of objects; return False if one of these is gone.
 
@@ -101,7 +110,10 @@ class StoreDraft(LogChange):
     def record(self, now_ms: int) -> dict[str, Any]:
         """Return the content of the commit."""
         for (topic, number), end in self._ends.items():
-            self.change_partition(topic, number, high_watermark=end, last_stable_offset=end)
+            held = self.topic(topic).partitions[number]
+            is_stable = held.last_stable_offset >= held.high_watermark
+            stable = end if is_stable else held.last_stable_offset  # a transaction is open
+            self.change_partition(topic, number, high_watermark=end, last_stable_offset=stable)
         if self._has_ended_records:
             self._drop_ended(self.state.apply(self.state.number + 1, self._changes.record(now_ms)))
         return self._changes.record(now_ms)

@@ -81,7 +81,7 @@ def _logs(directory: Path, start: Place) -> Iterator[tuple[int, Path]]:
             yield base_offset, directory / layout.segment_file(base_offset, layout.LOG)
 
 
-def create_partition(directory: Path, topic_id: str) -> None:
+def create_partition(directory: Path, topic_id: str, base_offset: int = 0) -> None:
     """Create a partition's directory with an empty segment; the caller syncs the root.
 
     First removes a directory of that name that an earlier process left before its topic was
@@ -97,7 +97,7 @@ def create_partition(directory: Path, topic_id: str) -> None:
     for name in (layout.SEGMENTS_LOCK, layout.SEGMENTS_TURNSTILE, layout.CLEANER_LOCK):
         files.create(directory / name)
     files.create(directory / layout.LEADER_EPOCH_CHECKPOINT, checkpoints.checkpoint([]))
-    files.create(directory / layout.segment_file(0, layout.LOG))
+    files.create(directory / layout.segment_file(base_offset, layout.LOG))
     files.sync_directory(directory)
 
 

@@ -426,6 +426,21 @@ class Appender:
         self._advance(next_offset)
         self._begin(base_offset, size)
 
+    def end_at(self, offset: int) -> None:
+        """Let the log end at a higher offset, behind a gap, in a new segment."""
+        self.roll(offset)
+        self._advance(offset, active_base=offset, active_size=0)
+
+    def raise_log_start(self, offset: int) -> None:
+        """Let the log begin at `offset`, or later."""
+        state = self.state
+        self.state = replace(
+            state,
+            log_start_offset=max(state.log_start_offset, offset),
+            first_dirty_offset=max(state.first_dirty_offset, offset),
+            last_stable_offset=max(state.last_stable_offset, offset),
+        )
+
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:

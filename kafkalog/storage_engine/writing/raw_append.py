@@ -23,7 +23,7 @@ import logging
 import os
 import uuid
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
@@ -41,6 +41,8 @@ from kafkalog.storage_engine.writing.commit import CommitResult
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.transactions.producers import ProducerEntry
+    from kafkalog.storage_engine.writing.copied_run import CopiedRun
     from kafkalog.storage_engine.writing.partition import Appender
 
 Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
@@ -70,6 +72,29 @@ def append_raw(
             end = transaction.publish(now_ms, rows=rows).topic(topic).partitions[partition]
             _tidy(appender, end)
     return CommitResult(False, rows, {(topic, partition): (start, end.high_watermark)})
+
+
+def append_copied(store: Store, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+    """Append runs of several partitions in one commit; return the number of records.
+
+    Raises StorageError for a run that does not follow its partition's log, CorruptBatchError.
+    """
+    rows = 0
+    with store.transaction() as transaction:
+        appenders: list[tuple[CopiedRun, Appender]] = []
+        for run in runs:
+            run.continued(transaction.state)
+            appender = transaction.appender(run.topic, run.partition, now_ms)
+            reader = _RequestReader(run.source, len(run.data), io.BytesIO(run.data))
+            follower = _Follower(appender, reader, now_ms, run.name)
+            rows += follower.append_all(end=run.end, producers=run.producers)
+            appender.raise_log_start(run.log_start)
+            appenders.append((run, appender))
+        transaction.sync_on_publish()
+        state = transaction.publish(now_ms, rows=rows)
+        for run, appender in appenders:
+            _tidy(appender, state.topic(run.topic).partitions[run.partition])
+    return rows
 
 
 def _tidy(appender: Appender, state: PartitionState) -> None:
@@ -169,13 +194,21 @@ class _Follower:
         self._buffer = bytearray()
         self._position = 0
 
-    def append_all(self) -> int:
+    def append_all(self, *, end: int = 0, producers: Collection[ProducerEntry] = ()) -> int:
+        """Append all batches; return the number of their records.
+
+        The log ends at `end`, if that is above the last batch. `producers` are known too.
+        """
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
             self._append_buffer()
         if self._buffer:
             raise self._corrupt(0, "a whole record batch", f"its first {len(self._buffer)} bytes")
+        if end > self._next_offset:
+            self._gaps.extend((self._next_offset, end))
+            self._appender.end_at(end)
         self._appender.note_epochs(self._epochs)
+        self._producers.learn(producers)
         self._appender.note_producers()
         self._appender.note_gaps(self._gaps)
         return self._rows

@@ -89,6 +89,16 @@ class Transaction(LogChange):
         files.sync_directory(self._root)
         return self.add_topic(name, topic_id, new)
 
+    def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
+        """Add a topic of another log, and create its directories; it exists once published."""
+        self.check_copied(topic)
+        self._refuse_residuals(topic.name, len(topic.partitions))
+        for number, start in starts.items():
+            directory = self._root / layout.partition_directory(topic.name, number)
+            partition_directory.create_partition(directory, topic.topic_id, start)
+        files.sync_directory(self._root)
+        super().copy_topic(topic, starts)
+
     def _refuse_residuals(self, name: str, partitions: int) -> None:
         for deleted in self.state.deleting.values():
             for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):

@@ -1,0 +1,77 @@
+"""Copies topics of a log to another log, offsets kept; run it again to copy what is new.
+
+SOURCE and DESTINATION are directories, or URLs of an object store. The source may be a stopped
+broker's directory. The destination is created if it does not exist. Nobody else may write to the
+copied topics there. Copy a compacted topic again within its delete.retention.ms.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+
+from kafkalog.cli.app.arguments import TOPIC_HELP, topic_names
+from kafkalog.cli.terminal.output import (
+    counted,
+    json_row,
+    note,
+    print_json,
+    print_table,
+    share_progress,
+)
+
+EXAMPLES: Final = (
+    "kafkalog copy /data/shop s3://backup/shop",
+    "kafkalog copy s3://backup/shop /data/restored --topic stock --json",
+)
+_NAMES: Final = ("topic", "partition", "start_offset", "end_offset", "bytes")
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE",
+            show_default=False,
+            help="A log's directory, or its URL; those of one broker with commas between.",
+        ),
+    ],
+    destination: Annotated[
+        str,
+        typer.Argument(
+            metavar="DESTINATION", show_default=False, help="The directory or URL of the copy."
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC",
+            show_default="all",
+            help=f"{TOPIC_HELP} Repeat it for several.",
+            autocompletion=topic_names,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
+) -> None:
+    """Copy, and print what was added to each partition."""
+    from kafkalog.cli.app.opened import open_readable, open_writable
+    from kafkalog.storage_engine.copying.copy import copy
+    from kafkalog.storage_engine.fs import clock
+
+    with (
+        open_readable(source) as origin,
+        open_writable(destination, create=True) as target,
+        share_progress("copying") as show,
+    ):
+        copied = copy(origin, target, topic, now_ms=clock.now_ms(), progress=show)
+    if json:
+        for each in copied:
+            print_json(json_row(each, *_NAMES))
+        return
+    added = [each for each in copied if each.start_offset < each.end_offset]
+    if added:
+        heads = ["topic", "partition", "from", "to", "bytes"]
+        print_table(heads, [[getattr(each, name) for name in _NAMES] for each in added])
+    else:
+        note(f"nothing is new in {counted(len(copied), 'partition')}")

@@ -1,0 +1,135 @@
+"""The rules by which a copy may go on: what the destination has must be what the source had.
+
+- The topic has the same id and the same number of partitions on both sides.
+- The destination does not end above the source.
+- The destination's last batch is the source's. After a cleaning the batches differ; then records of
+  equal offsets are equal.
+- A deletion was not cleaned away before it was copied. The source keeps a tombstone, and a marker,
+  for `delete.retention.ms`. Later than that after the last copy, a cleaned section that is not
+  copied yet may lack deletions of records that are.
+
+The last rule is Kafka's for a follower, and for every reader of a compacted topic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.metadata.config import TopicConfig
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.copying.copied_batches import PartitionToCopy
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.metadata.state import TopicState, WriterState
+
+_WINDOW: Final = 4096
+"""Offsets at the destination's end whose records are compared, if the last batches differ."""
+
+
+def check_topic(source: LogEngine, found: TopicState, destination: LogEngine) -> TopicState | None:
+    """Return the destination's topic of that name, or None; raises InvalidInputError."""
+    known = destination.state().topics.get(found.name)
+    if known is None:
+        return None
+    place = f"{destination.root}: topic {found.name!r}"
+    if known.topic_id != found.topic_id:
+        raise InvalidInputError(
+            f"{place} is not a copy of that of {source.root} (expected the topic id "
+            f"{found.topic_id}, found {known.topic_id}). Copy to a new destination."
+        )
+    counts = len(found.partitions), len(known.partitions)
+    if counts[0] != counts[1]:
+        raise InvalidInputError(
+            f"{place} has another number of partitions than that of {source.root} (expected "
+            f"{counts[0]}, found {counts[1]}). Add the missing ones, or copy to a new destination."
+        )
+    missing = sorted(known.absent - found.absent)
+    if missing:
+        raise InvalidInputError(
+            f"{place} lacks partition {missing[0]}, which {source.root} has. Copy to a new "
+            "destination."
+        )
+    return known
+
+
+def check_partition(
+    source: LogEngine,
+    found: TopicState,
+    destination: LogEngine,
+    known: TopicState,
+    wanted: PartitionToCopy,
+    *,
+    copied: WriterState | None,
+    now_ms: int,
+) -> None:
+    """Raise InvalidInputError unless the copy of a partition can go on.
+
+    `copied` has the time of the last whole copy of the topic (its batch id).
+    """
+    held = known.partitions[wanted.partition]
+    place = f"{destination.root}: {wanted.name}"
+    if held.high_watermark > wanted.end:
+        raise InvalidInputError(
+            f"{place} ends above the log of {source.root} (expected at most {wanted.end}, found "
+            f"{held.high_watermark}). Copy to a new destination."
+        )
+    first = max(held.log_start_offset, wanted.log_start)
+    if wanted.start == wanted.end or first >= wanted.start:
+        return
+    cleaned_to = found.partitions[wanted.partition].cleaned_to
+    retention_ms = TopicConfig.parse(found.config).delete_retention_ms
+    if cleaned_to > wanted.start and (copied is None or now_ms - copied.batch_id >= retention_ms):
+        raise InvalidInputError(
+            f"{place} ends at offset {wanted.start}, and the log of {source.root} is cleaned up to "
+            f"{cleaned_to}, so that deletions may be missing between (expected a copy every "
+            f"{retention_ms} ms, which is delete.retention.ms). Copy to a new destination."
+        )
+    _check_end(source, destination, wanted, first, is_cleaned=cleaned_to > first)
+
+
+def _check_end(
+    source: LogEngine,
+    destination: LogEngine,
+    wanted: PartitionToCopy,
+    first: int,
+    *,
+    is_cleaned: bool,
+) -> None:
+    """Compare what both have at the destination's end, from offset `first` on."""
+    ours, theirs = (_last_batch(log, wanted) for log in (destination, source))
+    if ours == theirs is not None:
+        return
+    start = max(first, wanted.start - _WINDOW)
+    rows, others = (_records(log, wanted, start) for log in (destination, source))
+    shared = rows.keys() & others.keys()
+    wrong = min((offset for offset in shared if rows[offset] != others[offset]), default=None)
+    if wrong is None and not shared and not is_cleaned and (rows or others):
+        wrong = min({*rows, *others})
+    if wrong is not None:
+        raise InvalidInputError(
+            f"{destination.root}: {wanted.name} has another record at offset {wrong} than "
+            f"{source.root} (expected a copy, to which nobody else writes). Copy to a new "
+            "destination."
+        )
+
+
+def _last_batch(log: LogEngine, wanted: PartitionToCopy) -> tuple[int, int] | None:
+    """Return base offset and checksum of the batch before the copy's start; None for a gap."""
+    start = wanted.start
+    with log.snapshot(wanted.topic, wanted.partition, start=start - 1) as snapshot:
+        for chunk in snapshot.chunks(start - 1, start):
+            return int(chunk.table.base_offsets[-1]), int(chunk.table.crcs[-1])
+    return None
+
+
+def _records(log: LogEngine, wanted: PartitionToCopy, start: int) -> dict[int, dict[str, Any]]:
+    found = log.read(
+        wanted.topic,
+        wanted.partition,
+        start,
+        wanted.start,
+        include_headers=True,
+        isolation_level="read_uncommitted",
+    )
+    return {row["offset"]: row for rows in found for row in rows.to_pylist()}

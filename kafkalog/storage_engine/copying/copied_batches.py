@@ -1,0 +1,120 @@
+"""The batches of one partition that a copy still lacks, in runs that its destination can append.
+
+A batch is copied as it is. Only the first one may be cut: a cleaning of the source may have merged
+records that were copied already with later ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.writing.copied_run import CopiedRun
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk
+
+COMMIT_BYTES: Final = 64 << 20
+"""Bytes of batches in one commit, unless one batch has more; a copy holds them in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionToCopy:
+    """A partition, and what of it a copy lacks: the offsets of [start, end)."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    log_start: int
+    """Where the source's log begins."""
+
+    @property
+    def name(self) -> str:
+        """The name of the partition."""
+        return f"{self.topic}-{self.partition}"
+
+
+def copied_runs(
+    source: LogEngine, wanted: PartitionToCopy, room: Callable[[], int]
+) -> Iterator[CopiedRun]:
+    """Yield the runs that a copy lacks, each of at most `room()` bytes, or of one chunk.
+
+    The last one reaches to the end, and knows the source's producers. Raises InvalidInputError for
+    messages v0 and v1, CorruptBatchError, StorageError.
+    """
+    data = bytearray()
+    start = position = wanted.start
+    run = CopiedRun(
+        wanted.topic,
+        wanted.topic_id,
+        wanted.partition,
+        start,
+        start,
+        min(wanted.log_start, start),
+        b"",
+        source=f"{source.root}: {wanted.name}",
+    )
+    with source.snapshot(
+        wanted.topic, wanted.partition, start=max(start, wanted.log_start)
+    ) as snapshot:
+        for chunk in snapshot.chunks(max(start, wanted.log_start), wanted.end):
+            piece, end = _batches(chunk, wanted)
+            if data and len(data) + len(piece) > room():
+                log_start = min(wanted.log_start, position)
+                yield replace(run, start=start, end=position, log_start=log_start, data=bytes(data))
+                data.clear()
+                start = position
+            data += piece
+            position = max(position, end)
+    producers = source.producers(wanted.topic, wanted.partition)
+    is_known = producers is not None and producers.end_offset == wanted.end
+    yield replace(
+        run,
+        start=start,
+        end=wanted.end,
+        log_start=min(wanted.log_start, wanted.end),
+        data=bytes(data),
+        producers=list(producers.entries.values()) if producers and is_known else (),
+    )
+
+
+def _batches(chunk: Chunk, wanted: PartitionToCopy) -> tuple[bytes | memoryview, int]:
+    """Return the batches of a chunk above the start, and the offset after the last one."""
+    table = chunk.table
+    if table.has_messages:
+        raise InvalidInputError(
+            f"{chunk.path}: a message of format v0 or v1 cannot be copied as it is (expected "
+            "batches v2). Read its records and append those (`kafkalog read`, `kafkalog append`)."
+        )
+    end = int(table.last_offsets[-1]) + 1
+    is_whole = table.base_offsets >= wanted.start
+    first = len(table) if not is_whole.any() else int(np.argmax(is_whole))
+    head = b"".join(_cut(chunk, row, wanted.start) for row in range(first))
+    if first == len(table):
+        return head, end
+    stop = int(table.positions[-1] + table.sizes[-1])
+    rest = memoryview(chunk.buffer)[int(table.positions[first]) : stop]
+    return (head + rest if head else rest), end
+
+
+def _cut(chunk: Chunk, row: int, start: int) -> bytes:
+    """Return a batch without its records below `start`; nothing if none is left."""
+    from kafkalog.storage_engine.records import records
+
+    table = chunk.table.select(slice(row, row + 1))
+    found = records.index_records(
+        chunk.buffer, table, path=chunk.path, file_position=chunk.file_position
+    )
+    rows = np.flatnonzero(found.offsets >= start)
+    if not len(rows):
+        return b""
+    return records.rebuild_batch(
+        found, replace(table, base_offsets=np.array([start], dtype=np.int64)), 0, rows
+    )

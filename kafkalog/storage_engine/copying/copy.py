@@ -1,0 +1,198 @@
+"""Copy topics from one log to another, and go on later where the last copy ended.
+
+The destination's log ends are the position: nothing else says what is copied. A commit of the
+destination takes batches of several partitions, up to 64 MiB. A copy that dies between two commits
+leaves a beginning of the source, which a later copy continues.
+
+The copy is of one moment: what the source gets meanwhile comes with the next one. Its time is noted
+as that of a writer of each topic (`continuation` needs it).
+
+Kafka has no counterpart; MirrorMaker copies records, not batches, and not their offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.copying import continuation
+from kafkalog.storage_engine.copying.copied_batches import (
+    COMMIT_BYTES,
+    PartitionToCopy,
+    copied_runs,
+)
+from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.metadata.log_change import LogChange
+from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.writing.copied_run import CopiedRun
+
+WRITER_ID: Final = "kafkalog-copy"
+"""The writer that notes a copy; its batch id is the time (epoch ms) at which the copy began."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedPartition:
+    """What a copy has added to a partition."""
+
+    topic: str
+    partition: int
+    start_offset: int
+    """Where the copy went on."""
+    end_offset: int
+    """The log end now."""
+    bytes: int
+
+
+def copy(
+    source: LogEngine,
+    destination: LogEngine,
+    topics: Collection[str] | None = None,
+    *,
+    now_ms: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[CopiedPartition]:
+    """Copy topics, by default all; return what was added to each of their partitions.
+
+    `progress` is called with how many offsets are done, and of how many. Raises InvalidInputError
+    for a destination that is not a beginning of the source, UnknownTopicError, CorruptBatchError,
+    StorageError, CommitInDoubtError. What was committed before stays, and a later call goes on.
+    """
+    destination.check_writable()
+    if source.root == destination.root:
+        raise InvalidInputError(f"{source.root}: a log cannot be copied to itself. Name another.")
+    state = source.state()
+    found = [state.topic(name) for name in sorted({*(state.topics if topics is None else topics)})]
+    known = {each.name: continuation.check_topic(source, each, destination) for each in found}
+    held = destination.state()
+    wanted = [
+        each for topic in found for each in _wanted(source, destination, topic, held, now_ms=now_ms)
+    ]
+    _create(destination, [topic for topic in found if known[topic.name] is None], wanted, now_ms)
+    copied = _Copying(source, destination, now_ms, progress).run(wanted)
+    _note(destination, found, now_ms)
+    return copied
+
+
+def _wanted(
+    source: LogEngine, destination: LogEngine, topic: TopicState, held: State, *, now_ms: int
+) -> Iterator[PartitionToCopy]:
+    """Yield the partitions of a topic, checked, with what the destination lacks of each."""
+    known = held.topics.get(topic.name)
+    copied = held.writers.get(Writer(WRITER_ID, topic.name, 0).name)
+    for number, state in topic.present():
+        if known is not None:
+            start = known.partitions[number].high_watermark
+        else:
+            start = _first_offset(source, topic.name, number)
+        each = PartitionToCopy(
+            topic.name, topic.topic_id, number, start, state.high_watermark, state.log_start_offset
+        )
+        if known is not None:
+            continuation.check_partition(
+                source, topic, destination, known, each, copied=copied, now_ms=now_ms
+            )
+        yield each
+
+
+def _first_offset(source: LogEngine, topic: str, partition: int) -> int:
+    """Return an offset that is not above the source's first batch, nor above its log start."""
+    with source.snapshot(topic, partition) as snapshot:
+        start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
+        for segment in snapshot.open_segments(start, end):
+            return min(start, segment.base_offset)
+    return start
+
+
+def _create(
+    destination: LogEngine,
+    topics: Sequence[TopicState],
+    wanted: Sequence[PartitionToCopy],
+    now_ms: int,
+) -> None:
+    """Create the topics that the destination does not have, and note that their copy began."""
+    starts: dict[str, dict[int, int]] = {}
+    for each in wanted:
+        starts.setdefault(each.topic, {})[each.partition] = each.start
+
+    def create(change: LogChange) -> None:
+        for topic in topics:
+            change.copy_topic(topic, starts.get(topic.name, {}))
+            _note_copy(change, topic, now_ms)
+
+    if topics:
+        destination.change(create, now_ms=now_ms)
+
+
+def _note(destination: LogEngine, topics: Sequence[TopicState], now_ms: int) -> None:
+    """Note that topics are copied as they were at a time."""
+
+    def note(change: LogChange) -> None:
+        for topic in topics:
+            known = change.state.topics.get(topic.name)
+            if known is not None and known.topic_id == topic.topic_id:
+                _note_copy(change, topic, now_ms)
+
+    if topics:
+        destination.change(note, now_ms=now_ms)
+
+
+def _note_copy(change: LogChange, topic: TopicState, now_ms: int) -> None:
+    change.record_writer(Writer(WRITER_ID, topic.name, now_ms).name, now_ms, 0, now_ms)
+
+
+class _Copying:
+    """The runs of one copy that wait for their commit, and what was committed."""
+
+    def __init__(
+        self,
+        source: LogEngine,
+        destination: LogEngine,
+        now_ms: int,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._source = source
+        self._destination = destination
+        self._now_ms = now_ms
+        self._progress = progress
+        self._waiting: list[CopiedRun] = []
+        self._size = self._done = self._total = 0
+
+    def run(self, wanted: Sequence[PartitionToCopy]) -> list[CopiedPartition]:
+        """Copy the partitions, one after the other."""
+        self._total = sum(each.end - each.start for each in wanted)
+        log_starts = self._log_starts()
+        copied = []
+        for each in wanted:
+            size = 0
+            if each.start < each.end or each.log_start > log_starts[each.topic, each.partition]:
+                for run in copied_runs(self._source, each, lambda: COMMIT_BYTES - self._size):
+                    size += len(run.data)
+                    self._add(run, is_whole=run.end < each.end)
+            copied.append(CopiedPartition(each.topic, each.partition, each.start, each.end, size))
+        self._commit()
+        return copied
+
+    def _log_starts(self) -> Mapping[tuple[str, int], int]:
+        return {
+            (topic.name, number): partition.log_start_offset
+            for topic in self._destination.state().topics.values()
+            for number, partition in topic.present()
+        }
+
+    def _add(self, run: CopiedRun, *, is_whole: bool) -> None:
+        """Take a run; commit once there is no room for more."""
+        self._waiting.append(run)
+        self._size += len(run.data)
+        if is_whole or self._size >= COMMIT_BYTES:
+            self._commit()
+
+    def _commit(self) -> None:
+        if not self._waiting:
+            return
+        self._destination.append_copied(self._waiting, now_ms=self._now_ms)
+        self._done += sum(run.end - run.start for run in self._waiting)
+        self._waiting, self._size = [], 0
+        self._progress(self._done, self._total)

@@ -1,0 +1,220 @@
+"""Append runs of another log to a log in an object store: segment objects with true offsets.
+
+A run becomes segment objects of up to 64 MiB, each with its indexes. They are written first, and
+one commit appends those of several partitions. The last object of a partition that has producers
+also has their state, as a broker's snapshot file has it. A later copy goes on from there, and one
+into a directory takes it along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.segment_object import (
+    SEGMENT_SIZE_MAX,
+    put_segment_bytes,
+)
+from kafkalog.storage_engine.object_store.side_object import SideObject
+from kafkalog.storage_engine.object_store.store_state import Extent, covering
+from kafkalog.storage_engine.segment.gaps import GapCollector
+from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.transactions.control_record import read_control_record
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot, parse_snapshot
+from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.transaction_index import transaction_entry
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
+    from kafkalog.storage_engine.object_store.store_draft import StoreDraft
+    from kafkalog.storage_engine.object_store.store_state import StoreState
+    from kafkalog.storage_engine.records.tables import BatchTable
+    from kafkalog.storage_engine.writing.copied_run import CopiedRun
+
+_REQUESTS: Final = 8
+"""Segment objects that are written side by side."""
+
+
+def append_copied(log: ObjectLog, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+    """Append runs of several partitions in one commit; return the number of records.
+
+    Raises StorageError for a run that does not follow its partition's log, InvalidInputError for
+    batches that no broker could load, and CommitInDoubtError.
+    """
+    state = log.known_state
+    outputs: list[SegmentObject] = []
+    try:
+        with ThreadPoolExecutor(_REQUESTS, "kafkalog-copy") as pool:
+            works = [_Segments(log.client, state, run, now_ms) for run in runs]
+            waiting = [
+                pool.submit(put_segment_bytes, log.client, state.number, *each)
+                for work in works
+                for each in work.made()
+            ]
+            outputs += [future.result() for future in waiting]
+
+        def end_partitions(draft: StoreDraft) -> bool:
+            for work in works:
+                run = work.run
+                run.continued(draft.state)
+                draft.end_partition(run.topic, run.partition, run.log_start, **work.fields())
+            return True
+
+        log.swap([], outputs, now_ms=now_ms, work=end_partitions)
+    except Exception as fault:
+        log.discard_segments(outputs, fault)
+        raise
+    return sum(work.rows for work in works)
+
+
+def recorded_producers(
+    client: ObjectClient, state: StoreState, topic: str, partition: int
+) -> Producers:
+    """Return the producers at a partition's high watermark; a request if there are any.
+
+    There are none if the object with their state is gone. Raises CorruptLogError, StorageError.
+    """
+    known = state.log.topic(topic)
+    held = known.partitions[partition]
+    offset = held.producer_snapshot
+    producers = Producers(end_offset=held.high_watermark)
+    for name, _ in covering(state.extents(known.topic_id, partition), offset - 1, offset):
+        if layout.is_stored_segment(name):
+            side = SideObject(client, layout.stored_side(name))
+            content = side.section(layout.SNAPSHOT)
+            if content:
+                producers.learn(parse_snapshot(content, side.place))
+    return producers
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A segment: its batches are rows [first, stop) of a run's table."""
+
+    base_offset: int
+    first: int
+    stop: int
+    end: int
+
+
+class _Segments:
+    """The segments of one run, and the partition's state after it."""
+
+    def __init__(self, client: ObjectClient, state: StoreState, run: CopiedRun, now_ms: int) -> None:
+        from kafkalog.storage_engine.records import records
+
+        self.run = run
+        self._held: PartitionState = run.continued(state.log)
+        self._config = TopicConfig.parse(state.log.topic(run.topic).config)
+        self._data = memoryview(run.data)
+        self._table, _, _ = records.scan_batches(run.data)
+        is_data = (self._table.attributes & layout.CONTROL_BIT) == 0
+        self.rows = int(self._table.counts[is_data].sum())
+        self._producers = recorded_producers(client, state, run.topic, run.partition)
+        self._producers.expire(now_ms)
+
+    def made(self) -> Iterator[tuple[Extent, memoryview, dict[str, bytes]]]:
+        """Yield the extent, the batches and the indexes of each segment."""
+        parts = [*self._parts()]
+        for place, part in enumerate(parts):
+            aborted = self._replay(part)
+            is_last = place + 1 == len(parts)
+            if is_last:
+                self._producers.learn(self.run.producers)
+                self._producers.end_offset = self.run.end
+            yield self._made(part, aborted, is_last=is_last)
+
+    def _parts(self) -> Iterator[_Part]:
+        table, run = self._table, self.run
+        limit = min(self._config.segment_bytes, SEGMENT_SIZE_MAX)
+        sizes, lasts = table.sizes.cumsum(), table.last_offsets
+        base_offset, first, held = run.start, 0, 0
+        while base_offset < run.end:
+            stop = int(sizes.searchsorted(held + limit, side="right"))
+            far = int(lasts.searchsorted(base_offset + layout.INT32_MAX, side="right"))
+            stop = min(far, max(stop, first + 1))  # one batch at least, if the indexes can name it
+            end = int(table.base_offsets[stop]) if stop < len(table) else run.end
+            yield _Part(base_offset, first, stop, end)
+            base_offset, first = end, stop
+            held = int(sizes[stop - 1]) if stop else 0
+
+    def _replay(self, part: _Part) -> bytes:
+        """Replay a segment's batches for the producers; return the entries of aborted ones."""
+        table, found = self._table, bytearray()
+        for row in (part.first + np.flatnonzero(table.producer_ids[part.first : part.stop] >= 0)):
+            position = int(table.positions[row])
+            header = parse_header(self._data, position)
+            control = read_control_record(
+                self._data, position, header, path=self.run.source, file_position=position
+            )
+            refusal = self._producers.refusal(header, control)
+            if refusal is not None:
+                raise InvalidInputError(
+                    f"{self.run.source}: {refusal}; no broker could load such a log, so it is not "
+                    "copied"
+                )
+            aborted = self._producers.append(header, control)
+            if aborted is not None:
+                found += transaction_entry(aborted)
+        return bytes(found)
+
+    def _made(
+        self, part: _Part, aborted: bytes, *, is_last: bool
+    ) -> tuple[Extent, memoryview, dict[str, bytes]]:
+        table = self._table.select(slice(part.first, part.stop))
+        start = int(table.positions[0]) if len(table) else 0
+        data = self._data[start : start + int(table.sizes.sum())]
+        gaps = GapCollector(part.base_offset)
+        gaps.add(table.base_offsets, table.last_offsets)
+        index = IndexBuilder(part.base_offset, self._config.index_interval_bytes)
+        index.add_batches(table.positions - start, table.last_offsets, table.max_timestamps)
+        index.add_time()
+        sections = {
+            layout.INDEX: bytes(index.offset_entries),
+            layout.TIME_INDEX: bytes(index.time_entries),
+            layout.GAPS: gaps.gaps(part.end).astype(">i8").tobytes(),
+        }
+        if aborted:
+            sections[layout.TRANSACTION_INDEX] = aborted
+        if is_last and len(self._producers):
+            sections[layout.SNAPSHOT] = pack_snapshot(self._producers.entries.values())
+        extent = Extent(
+            self.run.topic_id,
+            self.run.partition,
+            0,
+            len(data),
+            part.base_offset,
+            part.end,
+            _last_epoch(table, self._held.leader_epoch),
+            int(table.max_timestamps.max(initial=layout.NO_TIMESTAMP)),
+        )
+        return extent, data, sections
+
+    def fields(self) -> dict[str, int]:
+        """Return what the commit sets of the partition's state."""
+        run, held = self.run, self._held
+        if run.start == run.end:
+            return {}
+        stable = self._producers.last_stable_offset(run.end, log_start=run.log_start)
+        return {
+            "high_watermark": run.end,
+            "last_stable_offset": stable,
+            "leader_epoch": _last_epoch(self._table, held.leader_epoch),
+            "producer_snapshot": run.end if len(self._producers) else -1,
+        }
+
+
+def _last_epoch(table: BatchTable, otherwise: int) -> int:
+    """Return the leader epoch of the last batch, or another value where that has none."""
+    return max(int(table.leader_epochs[-1]), 0) if len(table) else otherwise

@@ -74,14 +74,14 @@ def copied_runs(
             data += piece
             position = max(position, end)
     producers = source.producers(wanted.topic, wanted.partition)
-    is_known = producers is not None and producers.end_offset == wanted.end
+    if producers is not None and producers.end_offset == wanted.end:
+        run = replace(run, producers=list(producers.entries.values()))
     yield replace(
         run,
         start=start,
         end=wanted.end,
         log_start=min(wanted.log_start, wanted.end),
         data=bytes(data),
-        producers=list(producers.entries.values()) if producers and is_known else (),
     )
 
 

@@ -35,7 +35,6 @@ from kafkalog.storage_engine.transactions.transaction_index import transaction_e
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.object_store.client import ObjectClient
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
     from kafkalog.storage_engine.object_store.store_state import StoreState
@@ -46,36 +45,47 @@ _REQUESTS: Final = 8
 """Segment objects that are written side by side."""
 
 
-def append_copied(log: ObjectLog, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
-    """Append runs of several partitions in one commit; return the number of records.
+class CopiedSegments:
+    """The segment objects of several runs; `put` them, then let a commit end the partitions."""
 
-    Raises StorageError for a run that does not follow its partition's log, InvalidInputError for
-    batches that no broker could load, and CommitInDoubtError.
-    """
-    state = log.known_state
-    outputs: list[SegmentObject] = []
-    try:
+    def __init__(
+        self, client: ObjectClient, state: StoreState, runs: Sequence[CopiedRun], now_ms: int
+    ) -> None:
+        """Check the runs against a state of the log.
+
+        Raises StorageError for a run that does not follow its partition's log, CorruptLogError.
+        """
+        self.outputs: list[SegmentObject] = []
+        """The objects that were written."""
+        self._client = client
+        self._seen = state.number
+        self._parts = [_Segments(client, state, run, now_ms) for run in runs]
+
+    @property
+    def rows(self) -> int:
+        """The number of records."""
+        return sum(part.rows for part in self._parts)
+
+    def put(self) -> None:
+        """Write the objects.
+
+        Raises StorageError, and InvalidInputError for batches that no broker could load.
+        """
         with ThreadPoolExecutor(_REQUESTS, "kafkalog-copy") as pool:
-            works = [_Segments(log.client, state, run, now_ms) for run in runs]
             waiting = [
-                pool.submit(put_segment_bytes, log.client, state.number, *each)
-                for work in works
-                for each in work.made()
+                pool.submit(put_segment_bytes, self._client, self._seen, *each)
+                for part in self._parts
+                for each in part.made()
             ]
-            outputs += [future.result() for future in waiting]
+            self.outputs += [future.result() for future in waiting]
 
-        def end_partitions(draft: StoreDraft) -> bool:
-            for work in works:
-                run = work.run
-                run.continued(draft.state)
-                draft.end_partition(run.topic, run.partition, run.log_start, **work.fields())
-            return True
-
-        log.swap([], outputs, now_ms=now_ms, work=end_partitions)
-    except Exception as fault:
-        log.discard_segments(outputs, fault)
-        raise
-    return sum(work.rows for work in works)
+    def end_partitions(self, draft: StoreDraft) -> bool:
+        """Draft what a commit changes besides its objects; raises StorageError."""
+        for part in self._parts:
+            run = part.run
+            run.continued(draft.state)
+            draft.end_partition(run.topic, run.partition, run.log_start, **part.fields())
+        return True
 
 
 def recorded_producers(
@@ -94,7 +104,7 @@ def recorded_producers(
             side = SideObject(client, layout.stored_side(name))
             content = side.section(layout.SNAPSHOT)
             if content:
-                producers.learn(parse_snapshot(content, side.place))
+                producers.replace(parse_snapshot(content, side.place))
     return producers
 
 
@@ -130,9 +140,8 @@ class _Segments:
         for place, part in enumerate(parts):
             aborted = self._replay(part)
             is_last = place + 1 == len(parts)
-            if is_last:
-                self._producers.learn(self.run.producers)
-                self._producers.end_offset = self.run.end
+            if is_last and self.run.producers is not None:
+                self._producers.replace(self.run.producers)
             yield self._made(part, aborted, is_last=is_last)
 
     def _parts(self) -> Iterator[_Part]:

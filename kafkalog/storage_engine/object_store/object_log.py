@@ -206,9 +206,16 @@ class ObjectLog(LogEngine):
 
     def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
         """Append runs of another log in one commit, as segment objects; return their records."""
-        from kafkalog.storage_engine.object_store.copied_segments import append_copied
+        from kafkalog.storage_engine.object_store.copied_segments import CopiedSegments
 
-        return append_copied(self, runs, now_ms=now_ms)
+        copied = CopiedSegments(self.client, self.known_state, runs, now_ms)
+        try:
+            copied.put()
+            self.swap([], copied.outputs, now_ms=now_ms, work=copied.end_partitions)
+        except Exception as fault:
+            self.discard_segments(copied.outputs, fault)
+            raise
+        return copied.rows
 
     def swap(
         self,

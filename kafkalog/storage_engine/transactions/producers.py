@@ -167,13 +167,10 @@ class Producers:
             if entry.producer_id in self._open or now_ms - entry.timestamp < expiration_ms
         }
 
-    def learn(self, entries: Iterable[ProducerEntry]) -> None:
-        """Add producers that are unknown, as those are whose batches were deleted."""
-        for entry in entries:
-            if entry.producer_id not in self.entries:
-                self.entries[entry.producer_id] = replace(entry)
-                if entry.current_txn_first_offset >= 0:
-                    self._open[entry.producer_id] = entry.current_txn_first_offset
+    def replace(self, entries: Iterable[ProducerEntry]) -> None:
+        """Take over the state that another log has at the same offset."""
+        other = Producers(entries).copy()
+        self.entries, self._open = other.entries, other._open
 
     def copy(self) -> Producers:
         """Return an independent copy."""

@@ -25,8 +25,9 @@ class CopiedRun:
     """The offset at which the log begins after it."""
     data: bytes
     """Batches v2 with the offsets of [start, end), ascending, their checksums compared."""
-    producers: Collection[ProducerEntry] = ()
-    """The producers at `end`, as far as they are known without the batches."""
+    producers: Collection[ProducerEntry] | None = None
+    """The producers at `end`, if the source knows them. It also knows those whose batches are gone,
+    and times of records that a cleaning has taken."""
     source: str = "the given batches"
     """Where the batches come from, for errors."""
 

@@ -194,10 +194,13 @@ class _Follower:
         self._buffer = bytearray()
         self._position = 0
 
-    def append_all(self, *, end: int = 0, producers: Collection[ProducerEntry] = ()) -> int:
+    def append_all(
+        self, *, end: int = 0, producers: Collection[ProducerEntry] | None = None
+    ) -> int:
         """Append all batches; return the number of their records.
 
-        The log ends at `end`, if that is above the last batch. `producers` are known too.
+        The log ends at `end`, if that is above the last batch. `producers` are those at the end,
+        unless the batches are to tell.
         """
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
@@ -208,7 +211,8 @@ class _Follower:
             self._gaps.extend((self._next_offset, end))
             self._appender.end_at(end)
         self._appender.note_epochs(self._epochs)
-        self._producers.learn(producers)
+        if producers is not None:
+            self._producers.replace(producers)
         self._appender.note_producers()
         self._appender.note_gaps(self._gaps)
         return self._rows

@@ -1,0 +1,486 @@
+"""Copies of logs: local, store, local, equal batch by batch; a second copy takes only what is new.
+
+`KAFKALOG_COPY_SEEDS` says how many random logs.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kafkalog.cleaner.schedule import manager
+from kafkalog.errors import CorruptBatchError, InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.inspection.verify import verify
+from kafkalog.storage_engine.copying import copied_batches
+from kafkalog.storage_engine.copying.copy import CopiedPartition, copy
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.object_store import object_log
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from tests.builders.batch_builder import BatchBuilder, batch, joined
+from tests.unit.storage_engine.copied_log import (
+    CONFIG,
+    NOW_MS,
+    RandomBatches,
+    batches,
+    ends,
+    fill,
+    latest,
+    producers,
+    records,
+)
+from tests.unit.storage_engine.faults import Died, each_act
+from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
+from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
+
+SEEDS = int(os.environ.get("KAFKALOG_COPY_SEEDS", "12"))
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(autouse=True)
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Engine]:
+    with Engine(tmp_path / "source") as log:
+        log.create_topic("t", 1, {**CONFIG, "cleanup.policy": "compact,delete"}, now_ms=NOW_MS)
+        yield log
+
+
+@pytest.fixture
+def store() -> ObjectLog:
+    return ObjectLog(memory_address())
+
+
+@pytest.fixture(params=["directory", "store"])
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> LogEngine:
+    return Engine(tmp_path / "copy") if request.param == "directory" else ObjectLog(memory_address())
+
+
+def add(log: Engine, first: int, count: int = 3, topic: str = "t", partition: int = 0) -> None:
+    log.append_raw(topic, partition, batch(first, count).data, now_ms=NOW_MS)
+
+
+def copied(source: LogEngine, destination: LogEngine, now_ms: int = NOW_MS) -> CopiedPartition:
+    (found,) = copy(source, destination, now_ms=now_ms)
+    return found
+
+
+def check_equal(source: LogEngine, destination: LogEngine, partition: int = 0) -> None:
+    """A copy has the source's batches, records, ends and producers."""
+    assert batches(destination, partition) == batches(source, partition)
+    assert ends(destination, partition) == ends(source, partition)
+    assert producers(destination, partition) == producers(source, partition)
+    for level in ("read_committed", "read_uncommitted"):
+        assert records(destination, level, partition) == records(source, level, partition)
+
+
+# --- round trips ---------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_log_that_is_copied_to_a_store_and_back_is_the_same(
+    tmp_path: Path, source: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    monkeypatch.setattr(copied_batches, "COMMIT_BYTES", draw.choice([1, 5000, 1 << 26]))
+    written = RandomBatches(draw, end=draw.choice([0, 0, 5, 1 << 40]))
+    back = Engine(tmp_path / "back")
+    now_ms = NOW_MS
+    for _ in range(draw.randrange(1, 4)):
+        fill(source, written, draw.choice([1, 5, 20]), now_ms)
+        if draw.random() < 0.3:
+            start, stable, _ = ends(source)
+            source.delete_records("t", 0, draw.randrange(start, stable + 1), now_ms=now_ms)
+        copy(source, store, now_ms=now_ms)
+        copy(store, back, now_ms=now_ms)
+        check_equal(source, store)
+        check_equal(source, back)
+        assert back.describe("t").topic_id == source.describe("t").topic_id
+        assert back.describe("t").config == source.describe("t").config
+        now_ms += 1000
+    back.close()
+    assert [str(each) for each in verify(back.root, deep=True)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_copies_of_a_log_that_is_cleaned_meanwhile_have_the_same_tables(
+    tmp_path: Path, source: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(1_000_000 + seed)
+    monkeypatch.setattr(copied_batches, "COMMIT_BYTES", draw.choice([1, 5000, 1 << 26]))
+    written = RandomBatches(draw)
+    back = Engine(tmp_path / "back")
+    now_ms = NOW_MS
+    for _ in range(draw.randrange(2, 5)):
+        for _ in range(draw.choice([1, 2])):
+            fill(source, written, draw.choice([1, 5, 20]), now_ms)
+            if draw.random() < 0.7:
+                manager.clean(source, "t", force=True, now_ms=now_ms)
+            now_ms += draw.choice([0, DAY_MS // 3])
+        copy(source, store, now_ms=now_ms)
+        copy(store, back, now_ms=now_ms)
+        for log in (store, back):
+            assert ends(log) == ends(source)
+            assert latest(log) == latest(source)
+            ours, theirs = (records(each, "read_committed") for each in (log, source))
+            assert ours.keys() >= theirs.keys()
+            assert {offset: ours[offset] for offset in theirs} == theirs
+        fresh = ObjectLog(memory_address())
+        copy(source, fresh, now_ms=now_ms)
+        check_equal(source, fresh)
+        now_ms += draw.choice([0, DAY_MS // 3])
+    back.close()
+    assert [str(each) for each in verify(back.root, deep=True)] == []
+
+
+def test_every_partition_and_topic_is_copied_or_those_that_are_named(
+    source: Engine, destination: LogEngine
+) -> None:
+    source.create_topic("u", 3)
+    for partition in range(3):
+        add(source, 10 * partition, topic="u", partition=partition)
+    copy(source, destination, ["t"], now_ms=NOW_MS)
+    assert destination.topics() == ["t"]
+    found = copy(source, destination, now_ms=NOW_MS)
+    assert [(each.topic, each.partition, each.end_offset) for each in found] == [
+        ("t", 0, 0),
+        ("u", 0, 3),
+        ("u", 1, 13),
+        ("u", 2, 23),
+    ]
+    assert destination.offsets("u") == {0: (0, 3), 1: (0, 13), 2: (0, 23)}
+
+
+def test_several_partitions_are_copied_in_one_commit(source: Engine, store: ObjectLog) -> None:
+    source.create_topic("u", 20)
+    for partition in range(20):
+        add(source, 0, topic="u", partition=partition)
+    before = store.state().number
+    copy(source, store, ["u"], now_ms=NOW_MS)
+    assert store.state().number == before + 3  # the topic, the records, the time of the copy
+
+
+def test_a_copy_of_a_log_that_begins_later_begins_there(
+    source: Engine, destination: LogEngine, tmp_path: Path
+) -> None:
+    for first in range(0, 300, 3):
+        add(source, first)
+    source.delete_records("t", 0, 250)
+    source.apply_retention("t", now_ms=NOW_MS)
+    copied(source, destination)
+    check_equal(source, destination)
+    if isinstance(destination, Engine):
+        destination.close()
+        bases = [path.name for path in destination.partition_directory("t", 0).glob("*.log")]
+        assert layout.segment_file(0, layout.LOG) not in bases
+        assert [str(each) for each in verify(destination.root, deep=True)] == []
+
+
+# --- going on ------------------------------------------------------------------------------------
+
+
+def test_a_second_copy_takes_only_what_is_new(
+    source: Engine, store: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for first in range(0, 3000, 30):
+        add(source, first, 30)
+    first_copy = copied(source, store)
+    assert (first_copy.start_offset, first_copy.end_offset) == (0, 3000)
+    add(source, 3000)
+    before = Counter(store.client.counts)
+    second = copied(source, store)
+    requests = Counter(store.client.counts) - before
+    assert (second.start_offset, second.end_offset) == (3000, 3003)
+    assert second.bytes == len(batch(3000, 3).data)
+    assert requests["PUT"] == 4  # two objects, two commits
+    assert requests["GET"] <= 10
+    assert requests["LIST"] == 0
+    before = Counter(store.client.counts)
+    third = copied(source, store)
+    requests = Counter(store.client.counts) - before
+    assert third.bytes == 0
+    assert (requests["PUT"], requests["LIST"]) == (1, 0)
+    check_equal(source, store)
+
+
+def test_an_open_transaction_is_copied_and_ends_with_a_later_copy(
+    source: Engine, destination: LogEngine
+) -> None:
+    from tests.builders.batch_builder import ABORT, marker
+
+    add(source, 0)
+    source.append_raw("t", 0, batch(3, 3, of=7).data, now_ms=NOW_MS)
+    copied(source, destination)
+    assert ends(destination) == (0, 3, 6)
+    source.append_raw("t", 0, marker(6, ABORT, 7).data, now_ms=NOW_MS)
+    copied(source, destination)
+    check_equal(source, destination)
+    assert sorted(records(destination, "read_committed")) == [0, 1, 2]
+
+
+def test_producers_whose_batches_are_deleted_are_copied(
+    source: Engine, store: ObjectLog, tmp_path: Path
+) -> None:
+    built = BatchBuilder(base_offset=0, producer=(5, 0, 0)).add(b"k", b"v", timestamp=NOW_MS)
+    source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    add(source, 1)
+    source.delete_records("t", 0, 4)
+    for first in range(4, 300, 3):
+        add(source, first)
+    source.apply_retention("t", now_ms=NOW_MS)
+    back = Engine(tmp_path / "back")
+    copied(source, store)
+    copied(store, back)
+    assert producers(back) == producers(store) == producers(source)
+    assert [*producers(back)] == [5]
+
+
+def test_a_batch_of_merged_records_is_cut_where_the_copy_goes_on(
+    source: Engine, destination: LogEngine
+) -> None:
+    for first in range(0, 20):
+        source.append("t", [(f"k{first}", f"v{first}")], now_ms=NOW_MS)
+    copied(source, destination)
+    for first in range(20, 40):
+        source.append("t", [(f"k{first}", f"v{first}")], now_ms=NOW_MS)
+    manager.clean(source, "t", force=True, now_ms=NOW_MS)
+    assert len(batches(source)) == 1
+    copied(source, destination)
+    assert records(destination, "read_committed") == records(source, "read_committed")
+    assert ends(destination) == ends(source)
+
+
+def test_a_log_start_that_rises_is_copied(source: Engine, destination: LogEngine) -> None:
+    for first in range(0, 30, 3):
+        add(source, first)
+    copied(source, destination)
+    source.delete_records("t", 0, 7)
+    assert copied(source, destination).bytes == 0
+    assert ends(destination) == (7, 30, 30)
+
+
+def test_a_copy_that_the_log_start_has_passed_goes_on_behind_a_gap(
+    source: Engine, destination: LogEngine
+) -> None:
+    add(source, 0)
+    copied(source, destination)
+    for first in range(3, 300, 3):
+        add(source, first)
+    source.delete_records("t", 0, 200)
+    source.apply_retention("t", now_ms=NOW_MS)
+    copied(source, destination)
+    assert ends(destination) == ends(source)
+    assert records(destination, "read_committed") == records(source, "read_committed")
+
+
+def test_records_that_a_cleaning_took_at_the_end_leave_a_gap(
+    source: Engine, destination: LogEngine
+) -> None:
+    source.append("t", [("a", "1"), ("b", None)], now_ms=NOW_MS)
+    for _ in range(2):
+        manager.clean(source, "t", force=True, now_ms=NOW_MS)
+        source.append("t", [("b", None)], now_ms=NOW_MS)
+        manager.clean(source, "t", force=True, now_ms=NOW_MS + 2 * DAY_MS)
+    copied(source, destination)
+    assert ends(destination) == ends(source)
+    assert records(destination, "read_committed") == records(source, "read_committed")
+    source.append("t", [("c", "3")], now_ms=NOW_MS)
+    copied(source, destination)
+    assert records(destination, "read_committed") == records(source, "read_committed")
+
+
+def test_a_store_that_was_cleaned_goes_on_and_keeps_its_producers(
+    source: Engine, store: ObjectLog, tmp_path: Path
+) -> None:
+    from kafkalog.cleaner.schedule import store_manager
+
+    written = RandomBatches(random.Random(5))
+    fill(source, written, 20, NOW_MS)
+    copied(source, store)
+    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    assert producers(store) == producers(source)
+    fill(source, written, 5, NOW_MS)
+    copied(source, store)
+    assert producers(store) == producers(source)
+    assert latest(store) == latest(source)
+    back = Engine(tmp_path / "back")
+    copied(store, back)
+    check_equal(store, back)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def refusal(source: LogEngine, destination: LogEngine, now_ms: int = NOW_MS) -> str:
+    before = destination.state().number
+    with pytest.raises(InvalidInputError) as caught:
+        copy(source, destination, now_ms=now_ms)
+    assert destination.state().number == before
+    return str(caught.value)
+
+
+def test_a_topic_of_another_id_is_refused(source: Engine, destination: LogEngine) -> None:
+    destination.create_topic("t", 1)
+    assert "expected the topic id" in refusal(source, destination)
+
+
+def test_another_number_of_partitions_is_refused(source: Engine, destination: LogEngine) -> None:
+    copied(source, destination)
+    more = Engine(source.root.with_name("more"))
+    with more.transaction() as transaction:
+        known = source.describe("t")
+        import dataclasses
+
+        twice = dataclasses.replace(known, partitions=[*known.partitions, *known.partitions])
+        transaction.copy_topic(twice, {0: 0, 1: 0})
+        transaction.publish(NOW_MS)
+    assert "expected 2, found 1" in refusal(more, destination)
+
+
+def test_a_destination_that_ends_above_the_source_is_refused(
+    source: Engine, destination: LogEngine
+) -> None:
+    copied(source, destination)
+    destination.append("t", [("own", "record")], now_ms=NOW_MS)
+    assert "expected at most 0, found 1" in refusal(source, destination)
+
+
+def test_a_destination_with_records_of_its_own_is_refused(
+    source: Engine, destination: LogEngine
+) -> None:
+    add(source, 0)
+    copied(source, destination)
+    destination.append("t", [("own", "record")], now_ms=NOW_MS)
+    add(source, 3, 5)
+    assert "another record at offset 3" in refusal(source, destination)
+
+
+def test_a_source_that_may_have_lost_deletions_since_the_last_copy_is_refused(
+    source: Engine, destination: LogEngine
+) -> None:
+    source.append("t", [("a", "1"), ("b", "2")], now_ms=NOW_MS)
+    copied(source, destination)
+    source.append("t", [("a", None), ("c", "3")], now_ms=NOW_MS)
+    manager.clean(source, "t", force=True, now_ms=NOW_MS)
+    assert "deletions may be missing" in refusal(source, destination, NOW_MS + DAY_MS)
+    copied(source, destination, NOW_MS + DAY_MS - 1)
+    assert latest(destination) == latest(source)
+
+
+def test_messages_of_old_formats_are_refused(tmp_path: Path, destination: LogEngine) -> None:
+    from tests.builders.message_builder import message
+    from tests.unit.storage_engine.broker_root import partition
+
+    root = tmp_path / "broker"
+    partition(root, "t-0", message(0, b"k", b"v", magic=1))
+    with pytest.raises(InvalidInputError, match="v0 or v1"):
+        copy(Engine(root, read_only=True, create=False), destination, now_ms=NOW_MS)
+
+
+def test_an_unknown_topic_and_the_log_itself_are_refused(
+    source: Engine, destination: LogEngine
+) -> None:
+    with pytest.raises(UnknownTopicError):
+        copy(source, destination, ["nothing"], now_ms=NOW_MS)
+    with pytest.raises(InvalidInputError, match="to itself"):
+        copy(destination, destination, now_ms=NOW_MS)
+
+
+def test_a_damaged_batch_is_not_copied(source: Engine, destination: LogEngine) -> None:
+    add(source, 0)
+    path = source.partition_directory("t", 0) / layout.segment_file(0, layout.LOG)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptBatchError):
+        copy(source, destination, now_ms=NOW_MS)
+    assert ends(destination) == (0, 0, 0)
+
+
+def test_of_two_copies_at_once_one_is_told_to_copy_again(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(source, 0)
+    append = destination.append_copied
+
+    def race(*args: object, **options: object) -> int:
+        monkeypatch.setattr(destination, "append_copied", append)
+        copied(source, destination)
+        return append(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(destination, "append_copied", race)
+    with pytest.raises(StorageError, match="Copy again"):
+        copied(source, destination)
+    check_equal(source, destination)
+
+
+# --- deaths --------------------------------------------------------------------------------------
+
+
+def many(source: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill a log whose copy takes several commits, with a gap, a transaction and producers."""
+    monkeypatch.setattr(copied_batches, "COMMIT_BYTES", 300)
+    source.append_raw(
+        "t", 0, joined([batch(0, 3), batch(7, 3, of=4), batch(20, 3)]), now_ms=NOW_MS
+    )
+    source.append("t", [("k", "v")], now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER, Spoil.FAILED])
+def test_a_copy_that_dies_at_any_request_is_completed_by_the_next(
+    source: Engine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
+) -> None:
+    many(source, monkeypatch)
+    monkeypatch.setattr(object_log, "CommitLog", Impatient)
+    for number in range(1, 100):
+        address = memory_address()
+        Impatient.create(WithoutProbe(address))
+        monkeypatch.setattr(object_log, "ObjectClient", SpoiledClient)
+        log = ObjectLog(address)
+        client = log.client
+        assert isinstance(client, SpoiledClient)
+        client.spoil({number: spoil})
+        try:
+            copy(source, log, now_ms=NOW_MS)
+        except (Killed, StorageError):
+            pass
+        again = ObjectLog(address)
+        copy(source, again, now_ms=NOW_MS)
+        check_equal(source, again)
+        if not client.is_spoiled:
+            assert number > 10
+            return
+    pytest.fail("the copy has no end")
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_copy_that_dies_at_any_act_on_files_is_completed_by_the_next(
+    source: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    many(source, monkeypatch)
+    reader = Engine(source.root, read_only=True, create=False)
+    n, is_reached = 0, True
+    while is_reached:
+        n += 1
+        log = Engine(tmp_path / f"copy-{n}")
+        is_reached = each_act(
+            lambda log=log: copy(reader, log, now_ms=NOW_MS) and None, n, Died(), after=after
+        )
+        again = Engine(log.root)
+        copy(reader, again, now_ms=NOW_MS)
+        check_equal(reader, again)
+        if n % 7 == 0 or not is_reached:
+            again.close()
+            assert [str(each) for each in verify(again.root, deep=True)] == []
+    assert n > 30

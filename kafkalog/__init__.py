@@ -1,6 +1,7 @@
 """Kafka's compacted log for Spark, with no broker.
 
-`open` gives a log, `copy` copies one. Importing this package loads nothing heavy: no pyarrow, no Spark.
+`open` gives a log, `copy` copies one. Importing this package loads nothing heavy: no pyarrow, no
+Spark.
 `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
 `__compiled__` (a bool) says whether the kernels are compiled or run as Python.
 """

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+import kafkalog
 from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -44,6 +45,15 @@ GAP = re.compile(r"Non-consecutive offsets in \S+|  -?\d+ is followed by \d+")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("ours") / "log"
     our_log.write(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def copied(ours: Path) -> Path:
+    """The log after a journey: from its directory to an object store, and back to another one."""
+    root, store = ours.parent / "copied", f"memory://{ours.parent.name}"
+    kafkalog.copy(ours, store, now_ms=our_log.NOW_MS)
+    kafkalog.copy(store, root, now_ms=our_log.NOW_MS)
     return root
 
 
@@ -109,6 +119,11 @@ def test_kafkas_dump_finds_no_fault_in_any_file(ours: Path, dump: str) -> None:
 
 def test_kafkas_dump_finds_no_fault_in_binary_data(peers: None, ours: Path) -> None:
     assert findings(dump_log_segments(paths_of(ours, BINARY), "--deep-iteration")) == []
+
+
+def test_kafkas_dump_finds_no_fault_in_a_copy_by_way_of_a_store(peers: None, copied: Path) -> None:
+    paths = [path for topic in {*PARTITIONS} - {AWAY} for path in paths_of(copied, topic)]
+    assert findings(dump_log_segments(paths, "--deep-iteration")) == []
 
 
 def test_kafkas_indexes_pass_their_sanity_check(peers: None, ours: Path) -> None:
@@ -191,7 +206,8 @@ def topic_id(directory: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def mounted(kafka: KafkaBroker, ours: Path) -> Iterator[KafkaBroker]:
+def mounted(kafka: KafkaBroker, copied: Path) -> Iterator[KafkaBroker]:
+    """The broker has the copy, as after a clean shutdown."""
     for topic, count in PARTITIONS.items():
         policy = "compact" if topic in CLEANED else "delete"
         # Nothing is to be deleted or cleaned before a test wants it.
@@ -200,7 +216,7 @@ def mounted(kafka: KafkaBroker, ours: Path) -> Iterator[KafkaBroker]:
         kafka.create_topic(topic, count, {"cleanup.policy": policy, **config})
     kafka.stop()
     assert (kafka.log_dir / CLEAN_SHUTDOWN).exists()
-    mount(kafka, ours)
+    mount(kafka, copied)
     kafka.start()
     yield kafka
 

@@ -19,7 +19,8 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
     from kafkalog.errors import KafkaLogError
 
     # While an option's value is typed, typer has not parsed the arguments yet.
-    path = context.params.get("path") or next(iter(context.args), None)
+    given = context.params
+    path = given.get("path") or given.get("source") or next(iter(context.args), None)
     if path is None:
         return []
     try:

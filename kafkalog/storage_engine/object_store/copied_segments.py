@@ -121,7 +121,9 @@ class _Part:
 class _Segments:
     """The segments of one run, and the partition's state after it."""
 
-    def __init__(self, client: ObjectClient, state: StoreState, run: CopiedRun, now_ms: int) -> None:
+    def __init__(
+        self, client: ObjectClient, state: StoreState, run: CopiedRun, now_ms: int
+    ) -> None:
         from kafkalog.storage_engine.records import records
 
         self.run = run
@@ -161,7 +163,7 @@ class _Segments:
     def _replay(self, part: _Part) -> bytes:
         """Replay a segment's batches for the producers; return the entries of aborted ones."""
         table, found = self._table, bytearray()
-        for row in (part.first + np.flatnonzero(table.producer_ids[part.first : part.stop] >= 0)):
+        for row in part.first + np.flatnonzero(table.producer_ids[part.first : part.stop] >= 0):
             position = int(table.positions[row])
             header = parse_header(self._data, position)
             control = read_control_record(

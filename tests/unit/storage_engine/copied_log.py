@@ -71,7 +71,9 @@ class RandomBatches:
         return builder.build()
 
 
-def fill(engine: Engine, batches: RandomBatches, count: int, now_ms: int, partition: int = 0) -> None:
+def fill(
+    engine: Engine, batches: RandomBatches, count: int, now_ms: int, partition: int = 0
+) -> None:
     """Append some batches, several in a commit."""
     for _ in range(count):
         data = b"".join(batches.next(now_ms).data for _ in range(batches.draw.choice([1, 4])))

@@ -1,0 +1,67 @@
+"""`kafkalog copy`: what it copies, what it prints, and what it refuses in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Command
+from tests.unit.storage_engine.store_log import memory_address
+
+RECORDS = b'{"key":"a","value":"1"}\n{"key":"b","value":{"x":1}}\n'
+
+
+@pytest.fixture
+def source(kafkalog: Command, tmp_path: Path) -> Path:
+    path = tmp_path / "source"
+    for topic in ("t", "u"):
+        assert kafkalog("topics", "create", path, topic).status == 0
+        assert kafkalog("append", path, topic, stdin=RECORDS).status == 0
+    return path
+
+
+def test_a_log_is_copied_to_a_store_and_back_and_then_what_is_new(
+    kafkalog: Command, source: Path, tmp_path: Path
+) -> None:
+    store, back = str(memory_address()), tmp_path / "back"
+    first = kafkalog("copy", source, store, "--json")
+    assert [(row["topic"], row["start_offset"], row["end_offset"]) for row in first.json] == [
+        ("t", 0, 2),
+        ("u", 0, 2),
+    ]
+    assert kafkalog("copy", store, back).status == 0
+    for topic in ("t", "u"):
+        read = [kafkalog("read", path, topic, "--json").json for path in (source, back)]
+        assert read[0] == read[1] != []
+    kafkalog("append", source, "u", stdin=RECORDS)
+    heads, row = kafkalog("copy", source, store).lines
+    assert heads.split() == ["topic", "partition", "from", "to", "bytes"]
+    assert row.split()[:4] == ["u", "0", "2", "4"]
+    again = kafkalog("copy", source, store)
+    assert (again.status, again.out) == (0, "")
+    assert again.err == "nothing is new in 2 partitions\n"
+
+
+def test_the_topics_that_are_named_are_copied(
+    kafkalog: Command, source: Path, tmp_path: Path
+) -> None:
+    kafkalog("topics", "create", source, "v")
+    copied = kafkalog("copy", source, tmp_path / "copy", "--topic", "u", "--topic", "v", "--json")
+    assert [row["topic"] for row in copied.json] == ["u", "v"]
+
+
+def test_what_cannot_be_copied_is_refused_in_one_line(
+    kafkalog: Command, source: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    kafkalog("topics", "create", other, "t")
+    for arguments in (
+        (source, other),
+        (source, source),
+        (tmp_path / "nothing", tmp_path / "copy"),
+        (source, tmp_path / "copy", "--topic", "nothing"),
+    ):
+        result = kafkalog("copy", *arguments)
+        assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+        assert not (tmp_path / "nothing").exists()

@@ -26,7 +26,7 @@ def test_a_log_is_copied_to_a_store_and_back_and_then_what_is_new(
 ) -> None:
     store, back = str(memory_address()), tmp_path / "back"
     first = kafkalog("copy", source, store, "--json")
-    assert [(row["topic"], row["start_offset"], row["end_offset"]) for row in first.json] == [
+    assert [(row["topic"], row["startOffset"], row["endOffset"]) for row in first.json] == [
         ("t", 0, 2),
         ("u", 0, 2),
     ]

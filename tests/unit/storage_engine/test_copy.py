@@ -43,7 +43,7 @@ from tests.unit.storage_engine.faults import Died, each_act
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
 
-SEEDS = int(os.environ.get("KAFKALOG_COPY_SEEDS", "12"))
+SEEDS = int(os.environ.get("KAFKALOG_COPY_SEEDS", "6"))
 DAY_MS = 86_400_000
 
 
@@ -244,6 +244,16 @@ def test_an_open_transaction_is_copied_and_ends_with_a_later_copy(
     copied(source, destination)
     check_equal(source, destination)
     assert sorted(records(destination, "read_committed")) == [0, 1, 2]
+
+
+def test_a_transaction_that_is_open_in_a_store_holds_later_appends_back(
+    source: Engine, store: ObjectLog
+) -> None:
+    source.append_raw("t", 0, joined([batch(0, 3), batch(3, 3, of=7)]), now_ms=NOW_MS)
+    copied(source, store)
+    store.append("t", [("a", "1")], now_ms=NOW_MS)
+    assert ends(store) == (0, 3, 7)
+    assert sorted(records(store, "read_committed")) == [0, 1, 2]
 
 
 def test_producers_whose_batches_are_deleted_are_copied(

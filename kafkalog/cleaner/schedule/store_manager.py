@@ -7,6 +7,7 @@ hosts. A claim spares double work; the commit log decides.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -21,7 +22,7 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
-from kafkalog.errors import UnknownTopicError
+from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects, regroup
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import StoreState
     from kafkalog.storage_engine.writing.retention import RetentionStats
 
+_log = logging.getLogger(__name__)
 _DEFAULT: Final = CleanerConfig()
 _REGROUP_MS: Final = 60_000
 """Fresh objects are regrouped once the oldest one is so old, if there are several."""
+_ALONE_MS: Final = 300_000
+"""A fresh object that is alone is regrouped once it is so old."""
 _REGROUP: Final = "regroup"
 
 
@@ -46,15 +50,27 @@ def regroup_due(
 ) -> list[Regrouped]:
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
-    Raises CorruptBatchError, StorageError.
+    A damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
     """
     done: list[Regrouped] = []
+    damaged: set[str] = set()
     state = log.store_state()
     if not (fresh_objects(state) if force else _is_regroup_due(state, now_ms)):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
-        while (is_mine or force) and (names := fresh_objects(log.known_state)):
-            found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+        while is_mine or force:
+            names = [name for name in fresh_objects(log.known_state) if name not in damaged]
+            if not names:
+                break
+            try:
+                found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+            except CorruptLogError as fault:
+                wrong = {name for name in names if str(fault.path).endswith(f"/{name}")}
+                if not wrong:
+                    raise
+                damaged |= wrong
+                _log.warning("%s: an object cannot be regrouped: %s", log.root, fault)
+                continue
             done.append(found)
             if found.is_lost and not force:
                 break
@@ -63,7 +79,8 @@ def regroup_due(
 
 def _is_regroup_due(state: StoreState, now_ms: int) -> bool:
     fresh = fresh_objects(state)
-    return len(fresh) > 1 and now_ms - state.objects[fresh[0]].added_ms >= _REGROUP_MS
+    least_ms = _REGROUP_MS if len(fresh) > 1 else _ALONE_MS
+    return bool(fresh) and now_ms - state.objects[fresh[0]].added_ms >= least_ms
 
 
 def choose(

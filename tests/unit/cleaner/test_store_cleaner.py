@@ -380,6 +380,37 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
+def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    name = sorted(log.store_state().objects)[1]
+    found = log.client.get(name)
+    assert found is not None
+    data = bytearray(found.data)
+    data[layout.BATCH_OVERHEAD + 5] ^= 1
+    log.client.put_unique(name, bytes(data))
+    assert [stats.error for stats in run(log)] == [None]
+    assert [each for each in log.store_state().objects if each.startswith("data")] == [name]
+    log.client.put_unique(name, found.data)
+    expected = latest(log)
+    run(log)
+    assert records(log) == expected
+    assert log.store_state().fresh == 0
+
+
+def test_fresh_objects_are_due_after_a_minute_and_one_alone_after_five(log: ObjectLog) -> None:
+    log.create_topic("t")
+    log.append("t", [("k", "v")], now_ms=NOW_MS)
+
+    def regrouped(minutes: int) -> int:
+        return len(store_manager.regroup_due(log, now_ms=NOW_MS + 60_000 * minutes))
+
+    assert [regrouped(4), regrouped(5)] == [0, 1]
+    for _ in range(2):
+        log.append("t", [("k", "v")], now_ms=NOW_MS)
+    assert [regrouped(0), regrouped(1)] == [0, 1]
+
+
 def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)

@@ -6,6 +6,8 @@ hosts. A claim spares double work; the commit log decides.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -20,6 +22,7 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects, regroup
@@ -29,9 +32,12 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import StoreState
     from kafkalog.storage_engine.writing.retention import RetentionStats
 
+_log = logging.getLogger(__name__)
 _DEFAULT: Final = CleanerConfig()
 _REGROUP_MS: Final = 60_000
 """Fresh objects are regrouped once the oldest one is so old, if there are several."""
+_ALONE_MS: Final = 300_000
+"""A fresh object that is alone is regrouped once it is so old."""
 _REGROUP: Final = "regroup"
 
 
@@ -44,15 +50,27 @@ def regroup_due(
 ) -> list[Regrouped]:
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
-    Raises CorruptBatchError, StorageError.
+    A damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
     """
     done: list[Regrouped] = []
+    damaged: set[str] = set()
     state = log.store_state()
     if not (fresh_objects(state) if force else _is_regroup_due(state, now_ms)):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
-        while (is_mine or force) and (names := fresh_objects(log.known_state)):
-            found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+        while is_mine or force:
+            names = [name for name in fresh_objects(log.known_state) if name not in damaged]
+            if not names:
+                break
+            try:
+                found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+            except CorruptLogError as fault:
+                wrong = {name for name in names if str(fault.path).endswith(f"/{name}")}
+                if not wrong:
+                    raise
+                damaged |= wrong
+                _log.warning("%s: an object cannot be regrouped: %s", log.root, fault)
+                continue
             done.append(found)
             if found.is_lost and not force:
                 break
@@ -61,7 +79,8 @@ def regroup_due(
 
 def _is_regroup_due(state: StoreState, now_ms: int) -> bool:
     fresh = fresh_objects(state)
-    return len(fresh) > 1 and now_ms - state.objects[fresh[0]].added_ms >= _REGROUP_MS
+    least_ms = _REGROUP_MS if len(fresh) > 1 else _ALONE_MS
+    return bool(fresh) and now_ms - state.objects[fresh[0]].added_ms >= least_ms
 
 
 def choose(
@@ -147,9 +166,13 @@ def clean(
 ) -> list[CleanerStats]:
     """Clean what is due, or with `force` everything, after fresh objects are regrouped.
 
-    The arguments and the result are those of `manager.clean`.
+    The arguments and the result are those of `manager.clean`. For one `partition` nothing is
+    regrouped.
     """
-    regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
+    if partition is None:
+        regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
+    else:
+        log.store_state()
     cleaning = StoredCleaning(
         log=log,
         now_ms=now_ms,
@@ -160,7 +183,7 @@ def clean(
         throttler=Throttler(config.io_max_bytes_per_second),
     )
     results: list[CleanerStats] = []
-    state = log.store_state()
+    state = log.known_state
     for name, number in choose(state, topic, partition, force=force, now_ms=now_ms).partitions:
         stats = _claimed(cleaning, name, number, force=force)
         if stats is not None:
@@ -183,7 +206,7 @@ def clean_filthiest(
     The arguments are those of `manager.clean_filthiest`.
     """
     regroup_due(log, now_ms=now_ms, check_abort=check_abort)
-    schedule = choose(log.store_state(), now_ms=now_ms)
+    schedule = choose(log.known_state, now_ms=now_ms)
     watch(schedule)
     cleaning = StoredCleaning(
         log=log,
@@ -212,9 +235,24 @@ def _claimed(
         return cleaning.clean(topic, partition, force=force) if is_mine or force else None
 
 
-def retain(log: ObjectLog, topic: str | None = None, *, now_ms: int) -> list[RetentionStats]:
-    """Delete what the retention of a topic, or of all, does not keep, in one commit."""
-    return log.apply_retention(topic, now_ms=now_ms)
+def retain(
+    log: ObjectLog,
+    topic: str | None = None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[TopicConfig], bool] = lambda config: False,
+) -> list[RetentionStats]:
+    """Delete what the retention of a topic, or of all, does not keep; a commit for each topic.
+
+    Topics for which `is_skipped` returns true are skipped.
+    """
+    found: list[RetentionStats] = []
+    for name, known in sorted(log.store_state().log.topics.items()):
+        config = TopicConfig.parse(known.config)
+        if topic in (None, name) and config.is_deleted and not is_skipped(config):
+            with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
+                found += log.apply_retention(name, now_ms=now_ms)
+    return found
 
 
 def sweep(log: ObjectLog, *, now_ms: int) -> int:

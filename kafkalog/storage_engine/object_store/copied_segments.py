@@ -71,13 +71,14 @@ class CopiedSegments:
 
         Raises StorageError, and InvalidInputError for batches that no broker could load.
         """
+
+        def put_one(each: tuple[Extent, memoryview, dict[str, bytes]]) -> None:
+            self.outputs.append(put_segment_bytes(self._client, self._seen, *each))
+
+        made = [each for part in self._parts for each in part.made()]
         with ThreadPoolExecutor(_REQUESTS, "kafkalog-copy") as pool:
-            waiting = [
-                pool.submit(put_segment_bytes, self._client, self._seen, *each)
-                for part in self._parts
-                for each in part.made()
-            ]
-            self.outputs += [future.result() for future in waiting]
+            for _ in pool.map(put_one, made):
+                pass
 
     def end_partitions(self, draft: StoreDraft) -> bool:
         """Draft what a commit changes besides its objects; raises StorageError."""

@@ -105,7 +105,7 @@ def recorded_producers(
             side = SideObject(client, layout.stored_side(name))
             content = side.section(layout.SNAPSHOT)
             if content:
-                producers.replace(parse_snapshot(content, side.place))
+                producers.take_over(parse_snapshot(content, side.place))
     return producers
 
 
@@ -144,7 +144,7 @@ class _Segments:
             aborted = self._replay(part)
             is_last = place + 1 == len(parts)
             if is_last and self.run.producers is not None:
-                self._producers.replace(self.run.producers)
+                self._producers.take_over(self.run.producers)
             yield self._made(part, aborted, is_last=is_last)
 
     def _parts(self) -> Iterator[_Part]:

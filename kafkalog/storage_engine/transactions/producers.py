@@ -167,8 +167,8 @@ class Producers:
             if entry.producer_id in self._open or now_ms - entry.timestamp < expiration_ms
         }
 
-    def replace(self, entries: Iterable[ProducerEntry]) -> None:
-        """Take over the state that another log has at the same offset."""
+    def take_over(self, entries: Iterable[ProducerEntry]) -> None:
+        """Take the state that another log has at the same offset."""
         other = Producers(entries).copy()
         self.entries, self._open = other.entries, other._open
 

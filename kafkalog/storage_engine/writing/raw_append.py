@@ -212,7 +212,7 @@ class _Follower:
             self._appender.end_at(end)
         self._appender.note_epochs(self._epochs)
         if producers is not None:
-            self._producers.replace(producers)
+            self._producers.take_over(producers)
         self._appender.note_producers()
         self._appender.note_gaps(self._gaps)
         return self._rows

@@ -92,7 +92,6 @@ class ObjectClient:
         self._obstore: Any = obstore
         self._store = _opened(address, timeout_s, patience_s)
         self._once = _opened(address, timeout_s, None)
-        self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -107,7 +106,7 @@ class ObjectClient:
     @property
     def counts(self) -> Mapping[str, int]:
         """The requests so far, by kind; a repeated one counts once."""
-        with self._lock:
+        with _sent_lock:
             return dict(self._counts)
 
     # --- writing ---------------------------------------------------------------------------------
@@ -330,8 +329,9 @@ class ObjectClient:
         """Send a request, or as many as one call of obstore sends; errors become StorageErrors."""
         place = self._place(name)
         check_and_note_use(place)
-        with self._lock:
+        with _sent_lock:
             self._counts[kind] += requests
+            _sent.setdefault(self.address, Counter())[kind] += requests
         error: Exception | None = None
         try:
             return act()
@@ -362,6 +362,16 @@ class ObjectClient:
 def shared_client(address: StoreAddress) -> ObjectClient:
     """Return this process's client of an address, for tasks that follow each other."""
     return ObjectClient(address)
+
+
+_sent_lock = threading.Lock()
+_sent: dict[StoreAddress, Counter[str]] = {}
+
+
+def requests_sent(address: StoreAddress) -> Counter[str]:
+    """Return the requests that all clients of an address in this process have sent, by kind."""
+    with _sent_lock:
+        return Counter(_sent.get(address))
 
 
 def _separate(ranges: Sequence[tuple[int, int]]) -> int:

@@ -92,6 +92,10 @@ class ObjectLog(LogEngine):
         """Return the newest state with the objects; one GET when nothing has changed."""
         return self._log.poll()
 
+    def known_state(self) -> State:
+        """Return the last state that this process has seen; no request."""
+        return self._log.state.log
+
     def snapshot(
         self,
         topic: str,

@@ -20,14 +20,14 @@ KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test store-suite torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta and versitygw into .peers/ (Maven, Go; as root they are installed)
+peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
 
 demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -76,6 +76,9 @@ store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault,
 	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
 	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
+
+store-suite: $(READY) $(if $(KAFKALOG_TEST_PATH),,$(PEERS)) ## Spark's suites of source and sink on an object store: KAFKALOG_TEST_PATH, or versitygw
+	$(BIN)/python -m tests.store_suite $(ARGS)
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

@@ -153,13 +153,20 @@ class ObjectClient:
         """Delete objects; one that is missing already is no error. Raises StorageError."""
         keys = [self._key(name) for name in names]
         for start in range(0, len(keys), _PAGE):
-            page = keys[start : start + _PAGE]
-            act = functools.partial(self._obstore.delete, self._store, page)
-            try:
-                self._ask(DELETE, "", act)
-            except ObjectMissingError:  # a store without bulk deletes, and the object was gone
-                if len(page) > 1:
-                    raise
+            self._delete(keys[start : start + _PAGE])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects by their whole names, by one request if none is missing.
+
+        A store without bulk deletes, such as Azure's, ends at one that is missing. Halves of the
+        list are then tried, until that one is alone.
+        """
+        try:
+            self._ask(DELETE, "", lambda: self._obstore.delete(self._store, [*keys]))
+        except ObjectMissingError:
+            half = len(keys) // 2
+            for part in (keys[:half], keys[half:]) if half else ():
+                self._delete(part)
 
     # --- reading ---------------------------------------------------------------------------------
 

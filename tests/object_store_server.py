@@ -91,6 +91,11 @@ class StoreServer:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    @property
     def environment(self) -> dict[str, str]:
         """The variables that give a process the server's secret."""
         return {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret}

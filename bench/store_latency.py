@@ -7,9 +7,9 @@ another one in the same log, as in bench/latency.py. The log is in an object sto
 loopback, on the same disk); the peer is the same query on a log directory. The time is Spark's own
 `triggerExecution` of each micro-batch. The directory is synced, the server's objects are not.
 
-A third query goes through a proxy that lets each request wait for 30 ms first, as a store of
-another data centre would. Its requests are counted, from commit to commit: the number of round
-trips in sequence is how many of a micro-batch's requests begin after the one before has ended.
+A third query goes through a proxy that lets each request wait for 30 ms first, as a far store
+would. Its requests are counted, from commit to commit. A round trip in sequence is a request that
+begins after all those before it have ended.
 
 The three take turns, the first of one round being the last of the next: a round is a run of each
 query, which goes on from its checkpoint. The first round, and the first micro-batches of each run,

@@ -36,7 +36,6 @@ PROGRAMS: Final = (
     "spark_read",
     "spark_write",
     "latency",
-    "store_latency",
     "store_throughput",
     "idle",
     "cold_start",
@@ -52,7 +51,6 @@ PROGRAMS: Final = (
 WITH_SPARK: Final = (
     "spark_write",
     "latency",
-    "store_latency",
     "store_throughput",
     "spark_read",
     "view_latest",

@@ -148,8 +148,11 @@ class CommitLog:
         found, boundary = self._fetched([layout.stored_commit(number), layout.STORED_BOUNDARY])
         return found, None if boundary is None else self._checked(boundary, checked_s)
 
-    def _take(self, base: StoreState, state: StoreState, boundary: int | None) -> StoreState:
-        """Take over commits that were read after `base`, if the collector has not passed it."""
+    def _take(self, base: StoreState, state: StoreState, boundary: int | None = None) -> StoreState:
+        """Take over commits that were read after `base`, if the collector has not passed it.
+
+        `boundary` is one that was asked for after they were read.
+        """
         is_late = self._elapsed() - self._checked_s > CHECK_AFTER_S
         if state is not base or is_late:
             passed = self._boundary() if boundary is None else boundary

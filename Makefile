@@ -16,11 +16,16 @@ REST_JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
 KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
+# Files, locks, and what dies between two of their calls.
+PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.py commit.py cut.py engine.py files.py \
+    host.py journal.py partition.py partition_snapshot.py pins.py platform.py preallocation.py processes.py \
+    relaxed_commits.py release.py retention.py staging.py topic_deletion.py) \
+    $(addprefix tests/unit/cleaner/test_, clean.py manager.py manager_rules.py pause.py swap.py thread.py)
 KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -39,6 +44,9 @@ test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) 
 	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile -m "not chosen" $(ARGS)
 
 test-all: test test-rest ## every test, once
+
+test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
+	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen $(PLATFORM_TESTS) $(ARGS)
 
 test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
 	$(MAKE) --jobs=2 --output-sync $(KERNEL_BUILDS:%=test-kernels-%)

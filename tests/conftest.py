@@ -11,6 +11,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from tests.other_platform import VARIABLE, become
+
+if os.environ.get(VARIABLE):
+    become(os.environ[VARIABLE])
+
 ROOT = Path(__file__).resolve().parent.parent
 # Spark's workers inherit this interpreter.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

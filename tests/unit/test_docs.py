@@ -27,6 +27,7 @@ DOCUMENTS = [
     "docs/glossary.md",
     "docs/ktables.md",
     "docs/limits.md",
+    "docs/platforms.md",
     "docs/object-store.md",
     "docs/promises.md",
     "docs/quick-start.md",

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import CommitInDoubtError, StorageError
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -28,7 +28,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
-from kafkalog.storage_engine.metadata.state import Change, State, TopicState
+from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory
 from kafkalog.storage_engine.writing import partition
 
@@ -82,6 +82,7 @@ class Transaction(LogChange):
         """
         self.check_new(name, new)
         self._refuse_residuals(name, new.partitions)
+        self._refuse_other_case(name, new.partitions)
         topic_id = new_topic_id()
         for number in range(new.partitions):
             directory = self._root / layout.partition_directory(name, number)
@@ -91,10 +92,28 @@ class Transaction(LogChange):
 
     def _refuse_residuals(self, name: str, partitions: int) -> None:
         for deleted in self.state.deleting.values():
-            for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):
-                directory = self._root / layout.partition_directory(name, number)
-                if checkpoints.read_topic_id(directory) == deleted.topic_id:
-                    raise DeletionUnfinishedError(name)
+            if self._is_directory_of(deleted, name, min(partitions, deleted.partitions)):
+                raise DeletionUnfinishedError(deleted.name)
+
+    def _refuse_other_case(self, name: str, partitions: int) -> None:
+        for other in (*self.state.topics, *self._created):
+            topic = self.topic(other)
+            if self._is_directory_of(topic, name, min(partitions, len(topic.partitions))):
+                raise InvalidInputError(
+                    f"topic {name!r}: this file system does not tell upper case from lower case "
+                    f"(expected a name that differs in more from {other!r}). Choose another one."
+                )
+
+    def _is_directory_of(
+        self, topic: TopicState | DeletedTopic, name: str, partitions: int
+    ) -> bool:
+        """Tell whether the file system takes a directory of a topic for one of a name."""
+        if topic.name.lower() != name.lower():
+            return False
+        directories = (
+            self._root / layout.partition_directory(name, number) for number in range(partitions)
+        )
+        return any(checkpoints.read_topic_id(each) == topic.topic_id for each in directories)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return a partition's appender; the first call truncates it to its recorded state."""

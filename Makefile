@@ -25,7 +25,7 @@ KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test nfs-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,8 @@ help: ## show this list
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
 peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta and versitygw into .peers/ (Maven, Go; as root they are installed)
+
+demo-setup: $(DEMO_READY) ## install what the demo needs: gcc, Java and venv (as root), then .venv and the package
 
 demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -84,6 +86,9 @@ store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault,
 	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
 	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
+
+nfs-test: $(READY) ## two writers, two cleaners, kills and readers on two mounts of NFS; root, and Debian's user-mode-linux
+	$(BIN)/python -m tests.acceptance.nfs_machine $(ARGS)
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

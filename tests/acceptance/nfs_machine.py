@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import ROOT
+from tests.torture.scratch import ending
 
 KERNEL: Final = "linux.uml"
 MODULES: Final = Path("/usr/lib/uml/modules")
@@ -70,7 +72,7 @@ sleep 60
 
 def run(arguments: list[str]) -> bool:
     """Run pytest in the machine; return whether it passed."""
-    with tempfile.TemporaryDirectory(prefix="kafkalog-nfs-") as directory:
+    with ending(), tempfile.TemporaryDirectory(prefix="kafkalog-nfs-") as directory:
         place = Path(directory)
         (place / "lib" / "modules").mkdir(parents=True)
         for modules in MODULES.iterdir():
@@ -90,7 +92,12 @@ def run(arguments: list[str]) -> bool:
         init.chmod(0o755)
         machine = [KERNEL, "mem=3G", f"ubd0={disk}", "rootfstype=hostfs", "root=/dev/root"]
         machine += ["rootflags=/", "rw", f"init={init}", "con=null", "con0=null,fd:1", "quiet"]
-        subprocess.run(machine, stdin=subprocess.DEVNULL, check=False)
+        with subprocess.Popen(machine, stdin=subprocess.DEVNULL, process_group=0) as kernel:
+            try:
+                kernel.wait()
+            finally:
+                if kernel.poll() is None:  # its processes are processes of this machine
+                    os.killpg(kernel.pid, signal.SIGKILL)
         return (place / "passed").exists()
 
 

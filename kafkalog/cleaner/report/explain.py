@@ -21,6 +21,7 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.directory_signs import is_copy
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
 
 _CLEAN = "kafkalog clean {path} {topic} --force"
+_REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
+"""Codes of what keeps every cleaner away."""
 _ALTER = "kafkalog topics alter {path} {topic} --config "
 
 
@@ -65,7 +68,9 @@ class Explanation:
             return "is being cleaned"
         if self.is_due:
             return "is due, and no cleaner runs" if "no cleaner" in codes else "will be cleaned"
-        return "is clean" if codes & {"empty", "all clean"} else "is not cleaned now"
+        if codes & {"empty", "all clean"}:
+            return "is clean"
+        return "is not cleaned now" if codes & _REFUSALS else "is not due"
 
 
 def explain(
@@ -106,7 +111,7 @@ def _explained(
             found += _reasons_to_clean(log)
             found += [one for _, one in _barriers(engine, log, state, plans)]
         else:
-            found += _waits(engine, log, state, plans)
+            found += waits(engine, log, state, plans)
         if not is_refused:
             found += _cleaners(log, state, is_running, first=found[0].code if found else "")
         found += _tombstones(log, now_ms)
@@ -131,6 +136,13 @@ def _is_owned(engine: Engine) -> bool:
 
 
 def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
+    if is_copy(engine.root):
+        yield Reason(
+            "broker",
+            "It is in a copy of a broker's partitions, which kafkalog only reads.",
+            "kafkalog adopt {path}",
+        )
+        return
     if not _is_owned(engine):
         yield Reason(
             "broker",
@@ -229,9 +241,8 @@ def _cleaners(
 # --- what lets it wait ---------------------------------------------------------------------------
 
 
-def _waits(
-    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
-) -> Iterator[Reason]:
+def waits(engine: Engine, log: LogToClean, state: PartitionState, plans: Plans) -> Iterator[Reason]:
+    """Yield what a partition that is not cleaned now waits for; the first one is the answer."""
     if state.high_watermark <= state.log_start_offset:
         yield Reason("empty", "It is empty.")
         return
@@ -261,8 +272,8 @@ def _barriers(
 def _awaited() -> Reason:
     return Reason(
         "pin",
-        "It is due, but tasks read the changelog of a snapshot of this log: no cleaning begins "
-        "until they have ended.",
+        "It would be due, but tasks read the changelog of a snapshot of this log: no cleaning "
+        "begins until they have ended.",
         f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
         "wait",
     )

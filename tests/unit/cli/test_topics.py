@@ -102,7 +102,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
         "timeMs": 4_000_000_000_000,
     }
     assert sum(int(str(row["highWatermark"])) for row in kinds["partition"]) == 21
-    assert {row["state"] for row in kinds["partition"]} == {"clean"}
+    assert {row["state"] for row in kinds["partition"]} == {"not due"}
     text = kafkalog("status", root).lines
     assert text[0] == f"{root}  owner: kafkalog  locks: work  cleaner: none"
     assert text[-2].split()[:2] == ["t", "0"]
@@ -118,7 +118,7 @@ def test_a_partition_that_cannot_be_read_is_a_row_with_its_reason(
     result = kafkalog("status", root, "--json")
     rows = [row for row in result.json if row["type"] == "partition"]
     assert result.status == 0
-    assert [row["state"] for row in rows] == ["uncleanable", "clean"]
+    assert [row["state"] for row in rows] == ["uncleanable", "not due"]
     assert "t-0" in rows[0]["reason"]
 
 

@@ -167,6 +167,20 @@ class Store(LogStore):
             load_state()  # was it deleted meanwhile?
             raise
 
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches, as far as they can be listed."""
+        from kafkalog.storage_engine.segment.segments import list_segments
+
+        directory = self.partition_directory(topic, partition)
+        try:
+            with self.listing_lock(directory):
+                state = self.describe(topic).partitions[partition]
+                found = list_segments(directory)
+        except (OSError, StorageError):
+            return 0
+        closed = sum(each.size for each in found if each.base_offset < state.active_base)
+        return closed + state.active_size
+
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: files below the root."""
         from kafkalog.storage_engine.writing.staged_directory import StagedDirectory

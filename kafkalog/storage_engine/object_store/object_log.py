@@ -107,6 +107,12 @@ class ObjectLog(LogEngine):
 
         return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
 
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches."""
+        state = self.store_state()
+        found = state.extents(state.log.topic(topic).topic_id, partition)
+        return sum(extent.size for _, extent in found)
+
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of the partition, which never changes; -1 before a record."""
         known = self.describe(topic).partitions[partition]

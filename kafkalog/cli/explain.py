@@ -63,7 +63,7 @@ def row(explanation: Explanation) -> dict[str, object]:
         "due": explanation.is_due,
         "answer": explanation.answer,
         "findings": [
-            json_row(finding, "code", "sentence", "remedy", "until_ms")
+            json_row(finding, "code", "sentence", "remedy", "commands", "until_ms")
             for finding in explanation.findings
         ],
     }

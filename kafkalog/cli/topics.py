@@ -11,6 +11,7 @@ from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.app.verb_command import VerbCommand, examples
 from kafkalog.cli.terminal.config_text import config_text, configs
 from kafkalog.cli.terminal.output import (
+    counted,
     json_row,
     note,
     print_json,
@@ -146,8 +147,8 @@ def _alter(
         topic = log.alter_topic(name, changes, partitions, keys_may_move=keys_may_move)
     if partitions is not None:
         note(
-            f"{name}: keys go to {partitions} partitions from now on, and old records stay where "
-            f"{known} partitions had them"
+            f"{name}: keys go to {counted(partitions, 'partition')} from now on, and old records "
+            f"stay where {counted(known, 'partition')} had them"
         )
     _print(_described(topic), json=json)
 

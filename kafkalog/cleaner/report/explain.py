@@ -7,6 +7,7 @@ files are read, and the header of an open transaction's first batch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -31,10 +32,11 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-_CLEAN = "kafkalog clean {path} {topic} --force"
+_CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
 """Codes of what keeps every cleaner away."""
-_ALTER = "kafkalog topics alter {path} {topic} --config "
+_NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
+_ALTER = "`kafkalog topics alter {path} {topic} --config "
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Reason:
     remedy: str | None = None
     until_ms: int | None = None
     """When it ends without help (epoch ms), if that is known."""
+    commands: tuple[str, ...] = ()
+    """The command lines in the remedy, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,8 @@ def _explained(
         log, state = plans.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
         text = f"It cannot be read: {fault_reason(fault)}."
-        remedy = "kafkalog verify {path} {topic} shows what is damaged"
-        unreadable = Reason("unreadable", text, _told(remedy, engine, topic))
+        remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
+        unreadable = _told(Reason("unreadable", text, remedy), engine, topic)
         return Explanation(topic, partition, False, (unreadable,))
     found = [*_refusals(engine, log, now_ms)]
     is_refused = bool(found)
@@ -113,19 +117,21 @@ def _explained(
         else:
             found += waits(engine, log, state, plans)
         if not is_refused:
-            found += _cleaners(log, state, is_running, first=found[0].code if found else "")
+            found += _cleaners(log, state, is_running)
         found += _tombstones(log, now_ms)
-    findings = tuple(
-        Reason(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
-        for one in found
-    )
+    findings = tuple(_told(one, engine, topic) for one in found)
     return Explanation(topic, partition, log.is_eligible and not is_refused, findings)
 
 
-def _told(remedy: str | None, engine: Engine, topic: str) -> str | None:
-    if remedy is None:
-        return None
-    return remedy.replace("{path}", str(engine.root)).replace("{topic}", topic)
+def _told(found: Reason, engine: Engine, topic: str) -> Reason:
+    """Return a finding with names in its remedy, whose commands are between backticks."""
+    if found.remedy is None:
+        return found
+    parts = [
+        part.replace("{path}", str(engine.root)).replace("{topic}", topic)
+        for part in found.remedy.split("`")
+    ]
+    return dataclasses.replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
 
 
 def _is_owned(engine: Engine) -> bool:
@@ -140,14 +146,14 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
         yield Reason(
             "broker",
             "It is in a copy of a broker's partitions, which kafkalog only reads.",
-            "kafkalog adopt {path}",
+            "`kafkalog adopt {path}`",
         )
         return
     if not _is_owned(engine):
         yield Reason(
             "broker",
             "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
-            "stop the broker, then kafkalog adopt {path}",
+            "stop the broker, then `kafkalog adopt {path}`",
         )
         return
     if not log.config.is_compacted:
@@ -158,7 +164,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
         yield Reason(
             "policy",
             f"{text}, and only topics with compact are compacted.",
-            _ALTER + "cleanup.policy=compact",
+            _ALTER + "cleanup.policy=compact`",
         )
         return
     if is_being_cleaned(log.directory):
@@ -199,24 +205,25 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
             f"It is due: its dirty ratio is {log.dirty_ratio:.2f} "
             f"({_size(log.cleanable_bytes)} of {_size(log.cleanable_bytes + log.clean_bytes)}), "
             f"above min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:g}.",
+            _NOW,
         )
     if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
         yield Reason(
             "due",
             f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
             f"{duration(log.compaction_delay_ms)} ago.",
+            _NOW,
         )
     if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
         yield Reason(
             "due",
             "It is due: the delete horizon of a tombstone passed at "
             f"{utc_time(log.earliest_delete_horizon_ms)}.",
+            _NOW,
         )
 
 
-def _cleaners(
-    log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
-) -> Iterator[Reason]:
+def _cleaners(log: LogToClean, state: PartitionState, is_running: bool | None) -> Iterator[Reason]:
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
@@ -226,12 +233,8 @@ def _cleaners(
             )
     elif is_running is not None:
         text = "No background cleaner runs on this log, in any process"
-        remedy = "keep one running with kafkalog cleaner {path}, or kafkalog.open(path, "
+        remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, "
         remedy += "cleaner=True)"
-        if log.is_eligible:
-            remedy += "; or clean once, now: kafkalog clean {path} {topic}"
-        elif first in ("ratio", "active segment"):  # force does not help against a lag
-            remedy += f"; or clean once, now: {_CLEAN}"
         if not may_clean(log.directory):
             text += ", and this one may not write the directory"
             remedy = f"run one on a host and as a user that may write {log.directory}"
@@ -292,7 +295,7 @@ def _ratio(log: LogToClean) -> Reason:
     return Reason(
         "ratio",
         f"{text}.{_last(log)}",
-        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}, or {_CLEAN}",
+        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
     )
 
 
@@ -348,7 +351,7 @@ def _transaction(
             "transaction",
             f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
             "it ends with its producer's marker: append what followed in the log it came from, "
-            "kafkalog append {path} {topic} --raw FILE --partition " + str(log.partition),
+            "`kafkalog append {path} {topic} --raw FILE --partition " + f"{log.partition}`",
         ),
     )
 
@@ -371,7 +374,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
                     "lag",
                     f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
                     f"follows from being cleaned until {utc_time(latest + lag)}.",
-                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}",
+                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
                     latest + lag,
                 ),
             )

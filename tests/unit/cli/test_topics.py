@@ -70,7 +70,7 @@ def test_configs_are_deleted_and_partitions_added(kafkalog: Command, root: Path)
     both = ("--delete-config", "retention.ms", "--partitions", 3, "--json")
     altered = kafkalog("topics", "alter", root, "d", *both)
     assert altered.err == (
-        "d: keys go to 3 partitions from now on, and old records stay where 1 partitions had them\n"
+        "d: keys go to 3 partitions from now on, and old records stay where 1 partition had them\n"
     )
     assert altered.json[0]["config"] == {"cleanup.policy": "delete"}
     assert len(altered.json[0]["partitions"]) == 3

@@ -6,7 +6,7 @@
               "headers": [[name, value], ...]}, ...]}
 
 A key or a value is null, or a text of at most `TEXT_MAX` characters; bytes that are no UTF-8 are
-told as `0x` and hexadecimal digits.
+shown as `0x` and hexadecimal digits.
 """
 
 from __future__ import annotations

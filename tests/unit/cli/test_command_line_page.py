@@ -12,7 +12,7 @@ from tests import ROOT
 from tests.unit.cli.conftest import Command
 
 PAGE = ROOT / "docs" / "command-line.md"
-_TOPIC_ID = re.compile(r"\bid [A-Za-z0-9_-]{22}\b")
+_TOPIC_ID = re.compile(r"(?<![\w-])[A-Za-z0-9_-]{22}(?![\w-])")
 
 
 def test_the_commands_of_the_page_print_what_it_shows(

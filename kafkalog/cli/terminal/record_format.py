@@ -3,7 +3,6 @@ r"""Records in a format of one's own, with kcat's tokens: `%t %p %o %k %s\n`."""
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -33,7 +32,7 @@ _TOKENS: Final[Mapping[str, _Write]] = {
     "K": lambda row, _: b"%d" % _size(row["key"]),
     "s": lambda row, text: text(row["value"]),
     "S": lambda row, _: b"%d" % _size(row["value"]),
-    "R": lambda row, _: struct.pack(">i", _size(row["value"])),
+    "R": lambda row, _: _size(row["value"]).to_bytes(4, "big", signed=True),
     "h": _headers,
     "%": lambda row, _: b"%",
 }

@@ -6,6 +6,8 @@ Rules
   writer reads the object: its token says whose it is.
 - A commit counts if the boundary, read later, is below its number. Otherwise the collector may have
   deleted the true commit of that number, and the process opens the log again.
+- A writer that comes second reads what came first, and tries again. Its read of the boundary, after
+  its own commit, decides on all of them.
 - After a failure between create and boundary the commit is in doubt. A retry finds the writer's
   batch id in the state. An abort, by any process, fills the number at which it could land.
 - The writer of the commit after which a snapshot is due writes it. One may be missing.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import random
 import threading
@@ -44,6 +47,8 @@ HITS_BEFORE_LIST: Final = 4
 CHECK_AFTER_S: Final = 60.0
 """A process that met no commit for so long asks whether the collector has passed it, and whether
 the log is still there."""
+_CONTENDED_S: Final = 10.0
+"""So long after a miss a process takes care that others can commit too."""
 _FETCHERS: Final = 8
 _FIRST_PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 2.0
@@ -74,6 +79,8 @@ class CommitLog:
         self._patience_s = patience_s
         self._elapsed = elapsed
         self._lock = threading.RLock()
+        self._missed_s = self._committed_s = -math.inf
+        self._took_s = 0.0
         self.is_replaced = False
         """Whether another log was found at the address."""
         self.log_id = self.id_of(client)
@@ -259,46 +266,62 @@ class CommitLog:
             StorageError: It is not made.
         """
         with self._lock:
-            misses = 0
+            state = self._state
+            self._let_others_commit()
             while True:
-                known = self._state
                 try:
-                    change = prepare(known)
-                    if change is None:
-                        return known
-                    known.check_unswept(change)
+                    change = prepare(state)
+                    if change is not None:
+                        state.check_unswept(change)
                 except KafkaLogError:
-                    if self.poll() is known:
+                    if self._take(self._state, state) is state and self.poll() is state:
                         raise
+                    state = self._state
                     continue
-                began_s = time.monotonic()
-                if self._is_committed(change):
+                if change is None:
+                    if self._take(self._state, state) is state:
+                        return state
+                    state = self._state
+                    continue
+                base = state
+                is_committed, state = self._tried(base, change)
+                if is_committed:
                     self._write_snapshot()
-                    return self._state
-                misses += 1
-                if misses % HITS_BEFORE_LIST == 0:
-                    self.poll()
-                # As if each miss were by another writer, whose commits take as long as this one.
-                took_s = time.monotonic() - began_s
-                time.sleep(random.uniform(0, min(_LONGEST_PAUSE_S, (misses - 1) * took_s)))
+                    return state
+                if state.number == base.number + HITS_BEFORE_LIST:
+                    self._take(self._state, state)
+                    state = self.poll()
 
-    def _is_committed(self, change: Mapping[str, Any]) -> bool:
-        """Try to make the next commit; return False if another's came first, which is applied."""
-        base = self._state
+    def _tried(self, base: StoreState, change: Mapping[str, Any]) -> tuple[bool, StoreState]:
+        """Try to make the commit after `base`; return whether it is made, and the state after it.
+
+        Commits of others that came first are read side by side. They are not checked against the
+        boundary yet: so the next try takes as long as the next commit of the one who came first.
+        """
         token = self._mark + os.urandom(16 - len(self._mark))
         number = base.number + 1
         name = layout.stored_commit(number)
         data = NumberedObject(layout.STORED_COMMIT_MAGIC, number, token, change).encode()
         state = base.apply(number, change, len(data))  # a change that cannot be read is not written
+        began_s = self._elapsed()
         outcome = self._client.create(name, data)
-        is_mine, is_counted = outcome is Outcome.DONE, False
+        is_mine = outcome is Outcome.DONE
         try:
             if outcome is not Outcome.DONE:
-                found = _created(self._client, name, data, self._patience_s)
+                found, *later = self._fetched(
+                    [layout.stored_commit(number + place) for place in range(HITS_BEFORE_LIST)]
+                )
+                found = found or _created(self._client, name, data, self._patience_s)
                 state, found_token = self._after(base, found)
                 is_mine = found_token == token
-            is_counted = self._boundary() <= base.number
-            self._state = state if is_counted else self._loaded(StoreState())
+            if not is_mine:
+                self._missed_s = self._elapsed()
+                for each in later:
+                    if each is None:
+                        break
+                    state, _ = self._after(state, each)
+                return False, state
+            is_counted = self._take(self._state, state) is state
         except StorageError as fault:
             raise self._in_doubt(number, str(fault)) from None
         except InvalidInputError:
@@ -306,9 +329,22 @@ class CommitLog:
                 with contextlib.suppress(StorageError):
                     self._client.delete([name])
             raise
-        if is_mine and not is_counted:
+        if not is_counted:
             raise self._in_doubt(number, "this process was stopped while the collector passed it.")
-        return is_mine
+        self._committed_s = self._elapsed()
+        self._took_s = self._committed_s - began_s
+        return True, state
+
+    def _let_others_commit(self) -> None:
+        """Pause for up to the time of a commit if this process has just made one among rivals.
+
+        A writer that commits without a pause always creates the next object before others do: they
+        read its last one meanwhile.
+        """
+        now_s = self._elapsed()
+        is_contended = now_s - self._missed_s < _CONTENDED_S
+        if is_contended and now_s - self._committed_s < self._took_s:
+            time.sleep(random.uniform(0, self._took_s))
 
     def _in_doubt(self, number: int, cause: str) -> CommitInDoubtError:
         return CommitInDoubtError(

@@ -1,8 +1,10 @@
 """All interleavings of committers, a reader and a collector of the commit log, as a model.
 
-A process knows the number of its last commit. Each step is one request. The variants differ in what
-a process asks after it created or read a commit: nothing, whether the commit before it is still
-there, or the boundary. The last is the rule; the others have to be found wrong.
+A process knows the number of its last commit. Each step is one request. A committer that came
+second reads the commits of others, and tries again, before it checks any. The variants differ in
+what a process asks after it created or read commits: nothing, whether the commit before them is
+still there, whether the boundary is below its own commit alone, or whether it is below all of them.
+The last is the rule; the others have to be found wrong.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ class Check(Enum):
 
     NOTHING = "nothing"
     PREDECESSOR = "is the commit before it still there?"
-    BOUNDARY = "is the boundary below it?"
+    LATE_BOUNDARY = "is the boundary below its own commit?"
+    BOUNDARY = "is the boundary below all that was not checked?"
 
 
 class Process(NamedTuple):
@@ -28,8 +31,8 @@ class Process(NamedTuple):
     number: int = 0
     token: object = "new"
     made: int = 0
-    next_token: object = None
-    """Of the commit that was read and is not checked yet."""
+    unchecked: tuple[object, ...] = ()
+    """The tokens of the commits after `number` that were read and are not checked yet."""
 
 
 class World(NamedTuple):
@@ -99,16 +102,24 @@ class Model:
     ) -> Iterator[tuple[str, Process, frozenset[tuple[int, object]], tuple[object, ...]]]:
         """Yield the steps of a committer: it follows the log, then creates the next number."""
         present, truth = world.present, world.truth
-        number, mine = process.number + 1, (each, process.made)
+        number, mine = process.number + len(process.unchecked) + 1, (each, process.made)
         found = dict(present).get(number)
         if process.step in {"idle", "seen", "reopen"}:
             for name, after in self.reading(world, process):
                 yield name, after, present, truth
             if process.step == "idle" and found is None and process.made < self.tries[each]:
                 yield f"finds no {number}", process._replace(step="put"), present, truth
+        elif process.step == "behind":
+            if found is None:
+                yield f"finds no {number}", process._replace(step="put"), present, truth
+            else:
+                after = process._replace(unchecked=(*process.unchecked, found))
+                yield f"reads {number}", after, present, truth
+            if process.unchecked:
+                yield "has nothing to change", process._replace(step="seen"), present, truth
         elif process.step == "put":
             if found is not None:
-                yield f"412 at {number}", process._replace(step="idle"), present, truth
+                yield f"412 at {number}", process._replace(step="behind"), present, truth
             elif number <= len(truth):
                 created = present | {(number, mine)}
                 yield f"creates {number} again", process._replace(step="check"), created, truth
@@ -121,38 +132,49 @@ class Model:
                     (*truth, mine),
                 )
         elif process.step == "check":
-            if not self.is_sound(world, process):
-                yield f"is fenced at {number}", process._replace(step="reopen"), present, truth
+            if not self.is_sound(world, process, own=1):
+                after = process._replace(step="reopen", unchecked=())
+                yield f"is fenced at {number}", after, present, truth
                 return
             if truth[number - 1] != mine:
                 raise Violation(f"c{each} believes that it made {number}")
+            self.believe(world, process)
             after = Process("idle", number, mine, process.made + 1)
             yield f"has made {number}", after, present, truth
 
     def reading(self, world: World, process: Process) -> Iterator[tuple[str, Process]]:
         """Yield the steps of a process that follows the log."""
-        number = process.number + 1
         if process.step == "idle":
+            number = process.number + 1
             token = dict(world.present).get(number)
             if token is not None:
-                yield f"reads {number}", process._replace(step="seen", next_token=token)
+                yield f"reads {number}", process._replace(step="seen", unchecked=(token,))
         elif process.step == "seen":
+            number = process.number + len(process.unchecked)
             if not self.is_sound(world, process):
-                yield f"doubts {number}", process._replace(step="reopen", next_token=None)
+                yield f"doubts {number}", process._replace(step="reopen", unchecked=())
                 return
-            if world.truth[number - 1] != process.next_token:
-                raise Violation(f"a process believes a false {number}")
-            yield f"takes {number}", Process("idle", number, process.next_token, process.made)
+            self.believe(world, process)
+            yield f"takes {number}", Process("idle", number, process.unchecked[-1], process.made)
         else:
             newest, token = max(world.present, key=lambda one: one[0])
             yield f"opens at {newest}", Process("idle", newest, token, process.made)
 
-    def is_sound(self, world: World, process: Process) -> bool:
-        """Return what the variant's question is answered."""
+    def believe(self, world: World, process: Process) -> None:
+        """Raise Violation unless the commits that were read are the true ones."""
+        first, unchecked = process.number, process.unchecked
+        if world.truth[first : first + len(unchecked)] != unchecked:
+            raise Violation(f"a process believes a false commit after {first}")
+
+    def is_sound(self, world: World, process: Process, *, own: int = 0) -> bool:
+        """Return what the variant's question is answered; `own` is 1 with a commit of one's own."""
+        last = process.number + len(process.unchecked) + own
         if self.check is Check.BOUNDARY:
-            return process.number + 1 > world.boundary
+            return process.number >= world.boundary
+        if self.check is Check.LATE_BOUNDARY:
+            return last > world.boundary
         if self.check is Check.PREDECESSOR:
-            return process.number in dict(world.present)
+            return last - 1 in dict(world.present)
         return True
 
     def collector(self, world: World) -> Iterator[tuple[str, World]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -204,10 +206,37 @@ def test_a_writer_that_is_second_moves_its_offsets_and_comes_next(
 ) -> None:
     other, client = opened(address)
     log.commit(batch("a", 0))
-    # The other's commit is met, and read; the boundary is asked after it and after one's own.
-    assert counted(client, lambda: other.commit(batch("b", 0))) == {"PUT": 2, "GET": 3}
+    # The other's commit is met, and read with three that may follow it; then the boundary.
+    assert counted(client, lambda: other.commit(batch("b", 0))) == {"PUT": 2, "GET": 5}
     assert committed(other.state) == {"a-0": 1, "b-0": 1}
     assert log.poll() == other.state == reread(address)
+
+
+class SlowClient(ObjectClient):
+    """A client whose requests take as long as those to a server."""
+
+    def _ask(self, kind: str, name: str, act: Callable[[], Any], *, requests: int = 1) -> Any:
+        time.sleep(0.001)
+        found = super()._ask(kind, name, act, requests=requests)
+        time.sleep(0.001)
+        return found
+
+
+def test_a_writer_that_commits_without_a_pause_lets_others_commit(
+    address: StoreAddress, log: CommitLog
+) -> None:
+    """It would always come first: the others read its last commit meanwhile."""
+    made = dict.fromkeys(range(4), 0)
+
+    def write(name: int) -> None:
+        writer = CommitLog(SlowClient(address))
+        while min(made.values()) < 5 and max(made.values()) < 200:
+            writer.commit(batch(f"w{name}", made[name]))
+            made[name] += 1
+
+    with ThreadPoolExecutor(len(made)) as pool:
+        list(pool.map(write, made))
+    assert min(made.values()) >= 5
 
 
 def test_writers_at_once_lose_nothing_and_double_nothing(

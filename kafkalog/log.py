@@ -343,15 +343,15 @@ class KafkaLog:
 
         return status(engine_of(self), _clock(now_ms)())
 
-    def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
-        """Say of each partition, in sentences, why it is or is not being cleaned.
+    def explain(self, topic: str | None = None, *, now_ms: int | None = None) -> list[Explanation]:
+        """Say in sentences why each partition, of a topic or of all, is or is not being cleaned.
 
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
-        from kafkalog.cleaner.report.explain import explain
+        from kafkalog.cleaner.report.explain import explain_topics
 
-        return explain(engine_of(self), topic, _clock(now_ms)())
+        return explain_topics(engine_of(self), topic, _clock(now_ms)())
 
     # --- erasing ---------------------------------------------------------------------------------
 

@@ -32,14 +32,11 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print the findings about each partition."""
-    from kafkalog.cleaner.report.explain import explain
-    from kafkalog.cleaner.schedule.scheduler import Plans
+    from kafkalog.cleaner.report.explain import explain_topics
     from kafkalog.storage_engine.fs import clock
 
     with open_readable_directory(path) as log:
-        plans = Plans(log, clock.now_ms())
-        names = log.topics() if topic is None else [topic]
-        explanations = [one for name in names for one in explain(log, name, plans.now_ms, plans)]
+        explanations = explain_topics(log, topic, clock.now_ms())
     for explanation in explanations:
         if json:
             print_json(row(explanation))

@@ -89,6 +89,13 @@ def explain(
     ]
 
 
+def explain_topics(engine: Engine, topic: str | None, now_ms: int) -> list[Explanation]:
+    """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
+    plans = Plans(engine, now_ms)
+    names = engine.topics() if topic is None else [topic]
+    return [each for name in names for each in explain(engine, name, now_ms, plans)]
+
+
 def utc_time(time_ms: int) -> str:
     """Return a time (epoch ms) as `2026-11-21 14:02:07 UTC`."""
     try:

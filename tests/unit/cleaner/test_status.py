@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats
-from kafkalog.cleaner.report.explain import explain
+from kafkalog.cleaner.report.explain import explain, explain_topics
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause
@@ -61,6 +61,7 @@ def test_a_log_is_not_due_while_its_obsolete_records_are_in_the_active_segment(
     (told,) = explain(engine, "t", NOW)
     assert (told.answer, told.findings[0].code) == ("is not due", "active segment")
     assert found.reason == told.findings[0].sentence
+    assert explain_topics(engine, None, NOW) == [told]
     clean(engine, force=True, now_ms=NOW)
     (found,) = status(engine, NOW)
     assert (found.state, found.reason) == ("clean", None)

@@ -19,7 +19,8 @@ import typer
 from kafkalog.cli.app.arguments import LogPath
 from kafkalog.cli.app.opened import open_writable_directory
 from kafkalog.cli.app.stop_signals import stop_signals
-from kafkalog.cli.terminal.output import configs, counted, note
+from kafkalog.cli.terminal.config_text import configs
+from kafkalog.cli.terminal.output import counted, note
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread

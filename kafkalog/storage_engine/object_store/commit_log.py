@@ -128,21 +128,35 @@ class CommitLog:
         """Return the newest state; one request if there is nothing new. Raises StorageError."""
         with self._lock:
             base = state = self._state
-            while state.number - base.number < HITS_BEFORE_LIST:
-                found = self._client.get(layout.stored_commit(state.number + 1))
-                if found is None:
-                    break
+            boundary: int | None = None
+            found = self._client.get(layout.stored_commit(base.number + 1))
+            while found is not None:
                 state, _ = self._after(state, found)
-            else:
-                self._state = self._loaded(base)
-                return self._state
-            return self._take(base, state)
+                if state.number - base.number == HITS_BEFORE_LIST:
+                    self._state = self._loaded(base)
+                    return self._state
+                found, boundary = self._next(state.number + 1)
+            return self._take(base, state, boundary)
 
-    def _take(self, base: StoreState, state: StoreState) -> StoreState:
-        """Take over commits that were read after `base`, if the collector has not passed it."""
+    def _next(self, number: int) -> tuple[StoredObject | None, int | None]:
+        """Return a commit, if it is there, and the boundary, if the store answered.
+
+        Both are asked for at once. The boundary counts for the commits before: it is asked for
+        after these were read.
+        """
+        checked_s = self._elapsed()
+        found, boundary = self._fetched([layout.stored_commit(number), layout.STORED_BOUNDARY])
+        return found, None if boundary is None else self._checked(boundary, checked_s)
+
+    def _take(self, base: StoreState, state: StoreState, boundary: int | None = None) -> StoreState:
+        """Take over commits that were read after `base`, if the collector has not passed it.
+
+        `boundary` is one that was asked for after they were read.
+        """
         is_late = self._elapsed() - self._checked_s > CHECK_AFTER_S
         if state is not base or is_late:
-            self._state = state if self._boundary() <= base.number else self._loaded(StoreState())
+            passed = self._boundary() if boundary is None else boundary
+            self._state = state if passed <= base.number else self._loaded(StoreState())
         return self._state
 
     def _after(self, state: StoreState, found: StoredObject) -> tuple[StoreState, bytes]:
@@ -181,13 +195,16 @@ class CommitLog:
         for _ in self._tries():
             found = self._client.get(layout.STORED_BOUNDARY)
             if found is not None:
-                name, magic = layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC
-                boundary = self._decoded(name, magic, found)
-                self._checked_s = checked_s
-                return boundary.number
+                return self._checked(found, checked_s)
         raise StorageError(
             f"{self._place(layout.STORED_BOUNDARY)}: the object is missing. Restore the log."
         )
+
+    def _checked(self, found: StoredObject, checked_s: float) -> int:
+        """Return the number of a boundary that was asked for at a time."""
+        boundary = self._decoded(layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC, found)
+        self._checked_s = checked_s
+        return boundary.number
 
     def _loaded(self, base: StoreState) -> StoreState:
         """Return the newest state: from `base`, or from the newest snapshot if that is later."""

@@ -92,6 +92,10 @@ class ObjectLog(LogEngine):
         """Return the newest state with the objects; one GET when nothing has changed."""
         return self._log.poll()
 
+    def known_state(self) -> State:
+        """Return the last state that this process has seen; no request."""
+        return self._log.state.log
+
     def snapshot(
         self,
         topic: str,
@@ -106,6 +110,12 @@ class ObjectLog(LogEngine):
         from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
 
         return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
+
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches."""
+        state = self.store_state()
+        found = state.extents(state.log.topic(topic).topic_id, partition)
+        return sum(extent.size for _, extent in found)
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of the partition, which never changes; -1 before a record."""

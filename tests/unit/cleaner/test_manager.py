@@ -28,6 +28,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
 from tests.builders.log_builder import LogBuilder
+from tests.other_platform import needs_linux
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -249,6 +250,7 @@ def test_staged_files_that_nobody_can_name_any_more_are_removed(tmp_path: Path) 
     assert young.exists()
 
 
+@needs_linux
 def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     directory = tmp_path / "t-0"

@@ -51,7 +51,7 @@ def until_clean(root: Path, seconds: float = 60) -> None:
     while True:
         with library.open(root, read_only=True) as log:
             (status,) = log.status()
-        if status.last_cleaning is not None and status.state == "clean":
+        if status.last_cleaning is not None and status.state != "dirty":
             return
         assert time.monotonic() < deadline
         time.sleep(0.05)

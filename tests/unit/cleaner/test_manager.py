@@ -142,7 +142,7 @@ def test_the_status_gives_sections_in_offsets_and_bytes(tmp_path: Path) -> None:
     assert (found.state, found.reason) == ("dirty", None)
     clean(engine, now_ms=1)
     (found,) = status(engine, 1)
-    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "clean")
+    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "not due")
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_
     # Not a byte of it has changed, least of all a checksum.
     assert {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log*")} == before
     bad, good = status(engine, 1_000)
-    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "clean")
+    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "not due")
     # A minute later, then two: the pause doubles.
     assert clean(engine, now_ms=1_000 + MINUTE - 1) == []
     assert len(clean(engine, now_ms=1_000 + MINUTE)) == 1
@@ -346,7 +346,7 @@ def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) 
         eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
         for i in range(4):
             engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "clean"])
+        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "not due"])
     finally:
         thread.stop()
     assert not thread.is_alive

@@ -536,6 +536,8 @@ STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
 STORED_COMMITS: Final = "log"
 STORED_DATA: Final = "data"
+STORED_SEGMENTS: Final = "segments"
+STORED_SIDE: Final = ".side"
 _STORED_LAST: Final = 10**20 - 1
 _STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
 _STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
@@ -579,3 +581,19 @@ def stored_data(seen: int, attempt: str, token: str, part: int) -> str:
     """
     tail = f"-{part}" if part else ""
     return f"{STORED_DATA}/{seen}/{attempt.removeprefix(OURS)}-{token}{tail}{STORED_MIXED}"
+
+
+def stored_segment(seen: int, topic_id: str, partition: int, base_offset: int, random: str) -> str:
+    """Return the name of a segment object; `seen` is that of `stored_data`, `random` unique."""
+    tail = f"{topic_id}-{partition}-{base_offset}-{random}"
+    return f"{STORED_SEGMENTS}/{seen}/{tail}{LOG}"
+
+
+def is_stored_segment(name: str) -> bool:
+    """Return whether a name is that of a segment object; the one beside it is not."""
+    return name.startswith(f"{STORED_SEGMENTS}/") and name.endswith(LOG)
+
+
+def stored_side(name: str) -> str:
+    """Return the name of the object with the indexes of a segment object."""
+    return name.removesuffix(LOG) + STORED_SIDE

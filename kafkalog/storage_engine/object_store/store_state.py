@@ -47,6 +47,36 @@ class DataObject:
     size: int
     added_at: int
     extents: Sequence[Extent]
+    side_size: int = 0
+    """The size of the object with the indexes of a segment object; 0 if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """An object that a commit has dropped; a collector deletes it some time later."""
+
+    number: int
+    """The commit that dropped it."""
+    time_ms: int
+    """The time of that commit."""
+    side_size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleaned:
+    """What the last cleaning of a partition has left for the next one."""
+
+    first_dirty_offset: int
+    """Where the dirty section begins."""
+    time_ms: int
+    """When the cleaning ended, or failed."""
+    notes: Mapping[str, str]
+    """What a local cleaner keeps in small files in the partition's directory: content by name."""
+
+
+def stored_names(name: str, each: DataObject | Dead) -> tuple[str, ...]:
+    """Return the names of the objects that an entry of the state stands for."""
+    return (name, layout.stored_side(name)) if each.side_size else (name,)
 
 
 class PlacedExtent(NamedTuple):
@@ -126,26 +156,41 @@ class StoreChange(Change):
         super().__init__()
         self.objects: dict[str, list[Any]] = {}
         self.dropped: list[str] = []
+        self.forgotten: list[str] = []
+        self.cleanings: dict[str, list[Any]] = {}
         self.swept: int | None = None
 
     def __bool__(self) -> bool:
-        return super().__bool__() or bool(self.objects or self.dropped or self.swept is not None)
+        of_objects = self.objects or self.dropped or self.forgotten or self.cleanings
+        return super().__bool__() or bool(of_objects or self.swept is not None)
 
-    def add(self, name: str, size: int, extents: Sequence[Extent]) -> None:
+    def add(self, name: str, size: int, extents: Sequence[Extent], *, side_size: int = 0) -> None:
         """Add an object with records."""
-        self.objects[name] = [size, [_values(extent) for extent in extents]]
+        self.objects[name] = _object_values(DataObject(size, 0, extents, side_size))
 
     def drop(self, name: str) -> None:
         """Drop an object: another one has its records, or they are gone."""
         self.dropped.append(name)
 
+    def forget_dead(self, name: str) -> None:
+        """Forget an object that was dropped: it is deleted."""
+        self.forgotten.append(name)
+
+    def clean(self, topic_id: str, partition: int, cleaned: Cleaned) -> None:
+        """Set what the last cleaning of a partition has left."""
+        self.cleanings[_place(topic_id, partition)] = _cleaned_values(cleaned)
+
     def record(self, time_ms: int) -> dict[str, Any]:
         """Return the content of a commit."""
         content = super().record(time_ms)
-        if self.objects:
-            content["objects"] = self.objects
-        if self.dropped:
-            content["dropped"] = self.dropped
+        for name, changed in (
+            ("objects", self.objects),
+            ("dropped", self.dropped),
+            ("forgotten", self.forgotten),
+            ("cleaned", self.cleanings),
+        ):
+            if changed:
+                content[name] = changed
         if self.swept is not None:
             content["swept"] = self.swept
         return content
@@ -153,6 +198,40 @@ class StoreChange(Change):
 
 def _values(extent: Extent) -> list[Any]:
     return [getattr(extent, name) for name in Extent.__slots__]
+
+
+def _object_values(each: DataObject) -> list[Any]:
+    """Return the values of an object, without zeros at the end."""
+    values = [each.size, [_values(extent) for extent in each.extents]]
+    rest = [each.added_at, each.side_size]
+    while rest and not rest[-1]:
+        rest.pop()
+    return [*values, *rest]
+
+
+def _object(values: Sequence[Any], number: int) -> DataObject:
+    """Return an object that commit `number` has added, unless the values name another commit."""
+    size, extents, added_at, side_size = (*values, 0, 0)[:4]
+    found = tuple(map(_extent, extents))
+    return DataObject(int(size), int(added_at) or number, found, int(side_size))
+
+
+def _cleaned_values(cleaned: Cleaned) -> list[Any]:
+    return [cleaned.first_dirty_offset, cleaned.time_ms, dict(cleaned.notes)]
+
+
+def _cleaned(values: Sequence[Any]) -> Cleaned:
+    first_dirty_offset, time_ms, notes = values
+    return Cleaned(int(first_dirty_offset), int(time_ms), dict(notes))
+
+
+def _dead(values: Any, time_ms: int) -> Dead:
+    """Return a dropped object of a snapshot; an early release knew no time, so it is the last."""
+    return Dead(values, time_ms) if isinstance(values, int) else Dead(*map(int, values))
+
+
+def _place(topic_id: str, partition: int) -> str:
+    return f"{topic_id}-{partition}"
 
 
 def _extent(values: Sequence[Any]) -> Extent:
@@ -170,8 +249,10 @@ class StoreState:
 
     log: State = field(default_factory=State)
     objects: LayeredMap[DataObject] = field(default_factory=LayeredMap)
-    dead: LayeredMap[int] = field(default_factory=LayeredMap)
-    """Objects that were dropped, with the number of the commit that did so."""
+    dead: LayeredMap[Dead] = field(default_factory=LayeredMap)
+    """Objects that were dropped and may not be deleted yet."""
+    cleaned: LayeredMap[Cleaned] = field(default_factory=LayeredMap)
+    """See `cleaned_of`."""
     swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
     bytes_since: int = 0
@@ -188,6 +269,10 @@ class StoreState:
     def extents(self, topic_id: str, partition: int) -> Sequence[PlacedExtent]:
         """Return the extents of a partition with the names of their objects, ascending."""
         return self.index.of(self.objects, topic_id, partition)
+
+    def cleaned_of(self, topic_id: str, partition: int) -> Cleaned | None:
+        """Return what the last cleaning of a partition has left; None before the first."""
+        return self.cleaned.get(_place(topic_id, partition))
 
     def apply(self, number: int, change: Mapping[str, Any], size: int) -> StoreState:
         """Return the state after a commit of `size` bytes.
@@ -208,19 +293,29 @@ class StoreState:
         objects, dead, index = self.objects, self.dead, self.index
         dropped = change.get("dropped", ())
         added = {}
-        for name, (size, extents, *added_at) in change.get("objects", EMPTY).items():
+        for name, values in change.get("objects", EMPTY).items():
             layout.seen_by_stored(name)
-            number_added = int(added_at[0]) if added_at else number
-            added[name] = DataObject(int(size), number_added, tuple(map(_extent, extents)))
+            added[name] = _object(values, number)
+        gone = {name: Dead(number, log.time_ms, objects[name].side_size) for name in dropped}
         if dropped or added:
             index = index.after({name: objects[name] for name in dropped}, added)
             objects = objects.changed(added, dropped)
-        gone = dict.fromkeys(dropped, number)
-        gone |= {name: int(at) for name, at in change.get("dead", EMPTY).items()}
-        if gone:
-            dead = dead.changed(gone)
+        gone |= {name: _dead(each, log.time_ms) for name, each in change.get("dead", EMPTY).items()}
+        forgotten = change.get("forgotten", ())
+        if gone or forgotten:
+            dead = dead.changed(gone, forgotten)
+        cleaned = self._cleaned_after(log, change)
         swept = max(self.swept, int(change.get("swept", -1)))
-        return StoreState(log, objects, dead, swept, index=index)
+        return StoreState(log, objects, dead, cleaned, swept, index=index)
+
+    def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:
+        """Return what cleanings have left, without that of the topics that a change deletes."""
+        found = {place: _cleaned(each) for place, each in change.get("cleaned", EMPTY).items()}
+        ended: list[str] = []
+        if change.get("deleting"):
+            live = {topic.topic_id for topic in log.topics.values()}
+            ended = [name for name in self.cleaned if name.rpartition("-")[0] not in live]
+        return self.cleaned.changed(found, ended) if found or ended else self.cleaned
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:
         """Raise StorageError for a new object that a sweep has declared dead."""
@@ -233,14 +328,14 @@ class StoreState:
 
     def snapshot(self) -> dict[str, Any]:
         """Return the content of a snapshot, from which `of_snapshot` makes this state."""
-        objects = {
-            name: [each.size, [_values(extent) for extent in each.extents], each.added_at]
-            for name, each in self.objects.items()
-        }
         return {
             **self.log.snapshot(),
-            "objects": objects,
-            "dead": dict(self.dead),
+            "objects": {name: _object_values(each) for name, each in self.objects.items()},
+            "dead": {
+                name: [each.number, each.time_ms, each.side_size]
+                for name, each in self.dead.items()
+            },
+            "cleaned": {place: _cleaned_values(each) for place, each in self.cleaned.items()},
             "swept": self.swept,
         }
 

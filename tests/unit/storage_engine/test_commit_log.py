@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 
 from kafkalog.errors import CommitInDoubtError, CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.state import DeletedTopic
 from kafkalog.storage_engine.object_store import store_state
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CHECK_AFTER_S, CommitLog
 from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
-from kafkalog.storage_engine.object_store.store_state import StoreChange, StoreState
+from kafkalog.storage_engine.object_store.store_state import (
+    Cleaned,
+    Dead,
+    Extent,
+    StoreChange,
+    StoreState,
+    stored_names,
+)
 from tests.unit.storage_engine.store_log import (
     PATIENCE_S,
+    TOPIC_ID,
     WithoutProbe,
     batch,
     collect,
@@ -122,19 +131,72 @@ def test_a_missing_snapshot_costs_requests_and_no_commit(
 def test_a_snapshot_holds_all_of_a_state(log: CommitLog) -> None:
     filled(log, 3)
     dropped = min(log.state.objects)
+    name = layout.stored_segment(log.state.number, TOPIC_ID, 0, 0, "r")
 
     def prepare(state: StoreState) -> Mapping[str, Any]:
         change = StoreChange()
         change.drop(dropped)
+        change.add(name, 30, [Extent(TOPIC_ID, 0, 0, 30, 0, 9, 0, -1)], side_size=8)
+        change.clean(TOPIC_ID, 0, Cleaned(9, 6, {"kl-note": "{}"}))
         change.swept = 1
         return change.record(7)
 
     state = log.commit(prepare)
-    assert state.dead == {dropped: state.number}
+    assert state.dead == {dropped: Dead(state.number, 7)}
+    assert state.cleaned_of(TOPIC_ID, 0) == Cleaned(9, 6, {"kl-note": "{}"})
+    assert state.cleaned_of(TOPIC_ID, 1) is None
     content = json.loads(json.dumps(state.snapshot()))
     again = StoreState.of_snapshot(state.number, content)
     assert (again.log, again.objects) == (state.log, state.objects)
-    assert (again.dead, again.swept) == (state.dead, state.swept)
+    assert (again.dead, again.swept, again.cleaned) == (state.dead, state.swept, state.cleaned)
+
+
+def test_a_snapshot_of_an_early_release_is_read(log: CommitLog) -> None:
+    """It has the number of the commit that dropped an object, and nothing of cleanings."""
+    filled(log, 3)
+    content = log.state.snapshot()
+    del content["cleaned"]
+    content |= {"dead": {"data/1/gone.mixed": 2}, "time_ms": 5}
+    again = StoreState.of_snapshot(log.state.number, json.loads(json.dumps(content)))
+    assert again.dead == {"data/1/gone.mixed": Dead(2, 5)}
+    assert again.objects == log.state.objects
+
+
+def test_a_segment_object_is_dropped_with_its_indexes_and_then_forgotten(log: CommitLog) -> None:
+    name = layout.stored_segment(1, TOPIC_ID, 0, 0, "r")
+
+    def act(work: Callable[[StoreChange], None]) -> StoreState:
+        change = StoreChange()
+        work(change)
+        return log.commit(lambda state: change.record(7))
+
+    extent = Extent(TOPIC_ID, 0, 0, 30, 0, 9, 0, -1)
+    state = act(lambda change: change.add(name, 30, [extent], side_size=8))
+    assert layout.is_stored_segment(name) and layout.seen_by_stored(name) == 1
+    both = (name, name.replace(".log", ".side"))
+    assert stored_names(name, state.objects[name]) == both
+    assert not layout.is_stored_segment(both[1]) and layout.seen_by_stored(both[1]) == 1
+    state = act(lambda change: change.drop(name))
+    assert state.dead == {name: Dead(state.number, 7, 8)}
+    assert stored_names(name, state.dead[name]) == both
+    assert not act(lambda change: change.forget_dead(name)).dead
+    with pytest.raises(KeyError):
+        act(lambda change: change.forget_dead(name))
+
+
+def test_what_a_cleaning_has_left_goes_with_the_topic(log: CommitLog) -> None:
+    def clean(state: StoreState) -> Mapping[str, Any]:
+        change = StoreChange()
+        change.clean(TOPIC_ID, 1, Cleaned(9, 6, {}))
+        return change.record(7)
+
+    def delete(state: StoreState) -> Mapping[str, Any]:
+        change = StoreChange()
+        change.deleted(DeletedTopic("t", TOPIC_ID, 2, 0))
+        return change.record(8)
+
+    assert log.commit(clean).cleaned_of(TOPIC_ID, 1) is not None
+    assert not log.commit(delete).cleaned
 
 
 # --- polling -------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ Two plans are made: whether to regroup the fresh objects, and what to do with on
 
 Regrouping weighs reads against writes. Each read of a fresh object costs a GET per task, until the
 object is regrouped. A regroup writes a segment object, with one beside it, for each partition that
-has fresh records, and costs the same for few records as for many. It is due once the reads have
-cost what the regroup will cost. With steady arrivals and reads no other interval is cheaper. What
-grows with the number of objects is paid at any interval, so it has no say: one GET for each object,
-and one segment object for each 64 MiB.
+has fresh records, and costs the same for few records as for many. It is due once the reads, up to
+the next object, will have cost what the regroup costs. With steady arrivals and reads no other
+interval is cheaper. What grows with the number of objects is paid at any interval, so it has no
+say: one GET for each object, and one segment object for each 64 MiB.
 """
 
 from __future__ import annotations
@@ -69,10 +69,14 @@ class Fresh:
     """Their bytes."""
     partitions: int
     """How many partitions have records in them."""
+    alone: int
+    """How many of these have records in one of them alone."""
     oldest_ms: int
     """When the oldest one was committed."""
     waited_ms: int
     """How long all of them have waited, added up."""
+    gap_ms: int
+    """The usual time from one to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +107,24 @@ def plan_regroup(
     expected = reads or Reads()
     age_ms = max(0, now_ms - fresh.oldest_ms)
     per_ms = expected.per_hour * expected.tasks * prices.get / 3_600_000
-    read_cost = fresh.waited_ms * per_ms
-    write_cost = PUTS_PER_OUTPUT * fresh.partitions * prices.put
+    # Half the time to the next object, as no one knows when in it this plan is made. A partition
+    # that one object alone touches counts half: later objects may never share its PUTs.
+    read_cost = (fresh.waited_ms + fresh.count * fresh.gap_ms / 2) * per_ms
+    is_shared = fresh.count > 1
+    outputs = fresh.partitions - fresh.alone / 2 if is_shared else fresh.partitions
+    write_cost = (PUTS_PER_OUTPUT * outputs + 1) * prices.put + prices.get
     figures = {
         "freshObjects": fresh.count,
         "freshBytes": fresh.size,
         "partitions": fresh.partitions,
         "oldestAgeMs": age_ms,
+        "gapMs": fresh.gap_ms,
         "readsPerHour": expected.per_hour,
         "tasks": expected.tasks,
         "readCost": read_cost,
         "writeCost": write_cost,
     }
-    costs = f"reads of them have cost {read_cost:.2g} $, a regroup costs {write_cost:.2g} $"
+    costs = f"reads of them cost {read_cost:.2g} $ so far, and a regroup {write_cost:.2g} $"
     if fresh.count >= FRESH_MAX:
         text = f"There are {fresh.count} fresh objects, and {FRESH_MAX} is the limit."
         return Decision(REGROUP, "limit", text, figures)

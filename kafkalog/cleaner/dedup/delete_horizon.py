@@ -33,8 +33,17 @@ def is_told(directory: Path) -> bool:
 def read_delete_horizon(directory: Path, first_dirty_offset: int) -> int | None:
     """Return the earliest delete horizon (ms) below that offset; None if unknown, or never."""
     try:
-        content = json.loads(files.read_file(directory / layout.DELETE_HORIZON))
-    except (FileNotFoundError, ValueError, RecursionError):
+        content = files.read_file(directory / layout.DELETE_HORIZON)
+    except FileNotFoundError:
+        return None
+    return delete_horizon_of(content, first_dirty_offset)
+
+
+def delete_horizon_of(text: str | bytes, first_dirty_offset: int) -> int | None:
+    """Return what the file's content says, as `read_delete_horizon` does."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
         return None
     if not isinstance(content, dict) or content.get("version") != _VERSION:
         return None

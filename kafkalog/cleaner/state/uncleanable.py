@@ -56,14 +56,21 @@ def read_uncleanable(directory: Path) -> Uncleanable | None:
         _unwritten.pop(_key(directory), None)  # another process has cleaned or marked it
     path = directory / layout.UNCLEANABLE
     try:
-        content = json.loads(files.read_file(path))
-        if content.pop("version") != _VERSION:
-            return Uncleanable(f"{path}: written by a newer release; use that one")
-        mark = Uncleanable(**content)
+        content = files.read_file(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as fault:
         return Uncleanable(f"{path}: {fault.strerror}")
+    return uncleanable_of(content, path)
+
+
+def uncleanable_of(text: str | bytes, path: Path | str = layout.UNCLEANABLE) -> Uncleanable:
+    """Return the mark that a file's content says; `path` names the file in its reason."""
+    try:
+        content = json.loads(text)
+        if content.pop("version") != _VERSION:
+            return Uncleanable(f"{path}: written by a newer release; use that one")
+        mark = Uncleanable(**content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to continue")
     numbers = (mark.failures, mark.since_ms, mark.retry_at_ms)

@@ -531,6 +531,14 @@ MIXED_TRAILER: Final = struct.Struct(
 )
 MIXED_MAGIC: Final = b"kl-mixed"
 MIXED_VERSION: Final = 1
+SIDE_HEADER: Final = struct.Struct(
+    ">8s"  # magic: SIDE_MAGIC
+    "I"  # format version: SIDE_VERSION
+    "I"  # size: of the table of sections, which follows
+    "I"  # crc: CRC-32C of the table
+)
+SIDE_MAGIC: Final = b"kl-sides"
+SIDE_VERSION: Final = 1
 STORED_MIXED: Final = ".mixed"
 STORED_LOG: Final = "kl-log"
 STORED_BOUNDARY: Final = "boundary"
@@ -538,6 +546,7 @@ STORED_COMMITS: Final = "log"
 STORED_DATA: Final = "data"
 STORED_SEGMENTS: Final = "segments"
 STORED_SIDE: Final = ".side"
+STORED_CLAIMS: Final = "claims"
 _STORED_LAST: Final = 10**20 - 1
 _STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
 _STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
@@ -587,6 +596,11 @@ def stored_segment(seen: int, topic_id: str, partition: int, base_offset: int, r
     """Return the name of a segment object; `seen` is that of `stored_data`, `random` unique."""
     tail = f"{topic_id}-{partition}-{base_offset}-{random}"
     return f"{STORED_SEGMENTS}/{seen}/{tail}{LOG}"
+
+
+def stored_claim(work: str, minutes: int) -> str:
+    """Return the name of a claim upon some work, for ten minutes that are given by their number."""
+    return f"{STORED_CLAIMS}/{work}-{minutes}"
 
 
 def is_stored_segment(name: str) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 Place = str | os.PathLike[str]
@@ -79,6 +82,18 @@ class FileSystem:
     def rmdir(self, path: Place) -> None:
         """Remove an empty directory."""
         os.rmdir(path)
+
+    def mkdtemp(self) -> str:
+        """Make a directory for temporary files."""
+        return tempfile.mkdtemp(prefix="kafkalog-")
+
+    def rmtree(self, path: Place) -> None:
+        """Remove a directory with all that is in it."""
+        shutil.rmtree(path, ignore_errors=True)
+
+    def mmap(self, fd: int, size: int) -> mmap.mmap:
+        """Map an open file, which is not empty, to read it."""
+        return mmap.mmap(fd, size, access=mmap.ACCESS_READ)
 
     def utime(self, path: Place, times_ns: tuple[int, int]) -> None:
         """Set the times of access and modification."""

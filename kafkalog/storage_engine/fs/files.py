@@ -347,6 +347,26 @@ def remove_directory(path: Path) -> None:
     file_system.current.rmdir(path)
 
 
+@contextlib.contextmanager
+def scratch_directory() -> Iterator[Path]:
+    """Make a directory for temporary files, and remove it with them; raises OSError."""
+    path = Path(file_system.current.mkdtemp())
+    try:
+        yield path
+    finally:
+        file_system.current.rmtree(path)
+
+
+def mapped(path: Path) -> memoryview:
+    """Return the content of a file, read as it is used; it outlives the file's name.
+
+    The system may take back the memory at any time. Raises OSError.
+    """
+    with closing(open_to_read(path)) as fd:
+        size = os.fstat(fd).st_size
+        return memoryview(file_system.current.mmap(fd, size) if size else b"")
+
+
 def make_directory(path: Path) -> None:
     """Create a directory; its parents must exist."""
     file_system.current.mkdir(path)

@@ -66,9 +66,11 @@ class LogChange:
         if name in self.state.topics or name in self._created:
             raise InvalidInputError(f"topic {name!r} exists already")
 
-    def add_topic(self, name: str, topic_id: str, new: NewTopic) -> TopicState:
-        """Add a checked topic under an id."""
-        self._change.topic(name, topic_id, new.partitions, new.config)
+    def add_topic(
+        self, name: str, topic_id: str, new: NewTopic, absent: Iterable[int] = ()
+    ) -> TopicState:
+        """Add a checked topic under an id, without the partitions that are `absent`."""
+        self._change.topic(name, topic_id, new.partitions, new.config, absent)
         state = State().apply(1, self._change.record(0)).topics[name]
         self._created[name] = state
         return state

@@ -38,6 +38,7 @@ PATIENCE_S: Final = 60.0
 """How long a request that may be repeated is repeated."""
 TIMEOUT_S: Final = 30.0
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
+_PIECE_SIZE: Final = 4 << 20
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
 _CUT_OFF_MAX: Final = 2
@@ -133,7 +134,7 @@ class ObjectClient:
             return Outcome.UNKNOWN
         return Outcome.DONE
 
-    def put_unique(self, name: str, data: bytes) -> None:
+    def put_unique(self, name: str, data: bytes | memoryview) -> None:
         """Write an object whose name nobody else uses. Raises StorageError."""
         self._ask(
             PUT,
@@ -168,6 +169,32 @@ class ObjectClient:
             return self._ask(GET, name, ask)
         except ObjectMissingError:
             return None
+
+    def pieces(self, name: str, size: int) -> Iterator[bytes]:
+        """Yield a whole object of `size` bytes, some MiB at a time, by one request.
+
+        Raises StorageError, also for an object of another size.
+        """
+        key = self._key(name)
+        stream = self._ask(
+            GET,
+            name,
+            lambda: iter(self._obstore.get(self._store, key).stream(min_chunk_size=_PIECE_SIZE)),
+        )
+        found = 0
+        while piece := self._ask(GET, name, lambda: next(stream, b""), requests=0):
+            found += len(piece)
+            yield bytes(piece)
+        self._check_length(name, size, found)
+
+    def first_bytes(self, name: str, size: int) -> bytes:
+        """Return an object's first `size` bytes, or all if it has fewer. Raises StorageError."""
+        key = self._key(name)
+        return bytes(
+            self._ask(
+                GET, name, lambda: self._obstore.get_range(self._store, key, start=0, length=size)
+            )
+        )
 
     def fetch(self, name: str, position: int, size: int) -> memoryview:
         """Return `size` bytes at `position`, not copied. Raises StorageError if there are fewer."""

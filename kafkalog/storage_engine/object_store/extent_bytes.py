@@ -2,7 +2,7 @@
 
 The batches of an extent count their offsets from 0. Its base offset and leader epoch are stamped
 here, in the copy that is returned. No checksum covers these two fields. A read begins at a batch,
-as all reads of segments do.
+as all reads of segments do. A segment object has its own offsets and epochs, and needs no stamp.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class ExtentBytes:
         self._extent = placed.extent
         self._own = ranges.ranges_of(placed)
         self._following = following
+        self._is_stamped = layout.is_stored_segment(placed.object_name)
 
     def size(self) -> int:
         """Return the size of the extent."""
@@ -49,7 +50,8 @@ class ExtentBytes:
             if own.position < end and start < own.position + own.size:
                 found = self._ranges.fetch(own, self._ahead(place + 1))
                 data += found[max(0, start - own.position) : end - own.position]
-        stamp(data, self._extent.base_offset, self._extent.leader_epoch)
+        if not self._is_stamped:
+            stamp(data, self._extent.base_offset, self._extent.leader_epoch)
         return bytes(data)
 
     def _ahead(self, place: int) -> Sequence[ObjectRange]:

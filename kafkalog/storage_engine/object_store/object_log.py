@@ -12,10 +12,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -25,7 +26,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer, is_new, last_batch
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import Batches, MixedObjects
 from kafkalog.storage_engine.object_store.object_retention import apply_retention
@@ -38,10 +39,12 @@ from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
+_CLAIM_MS: Final = 600_000
 
 
 class ObjectLog(LogEngine):
@@ -91,6 +94,11 @@ class ObjectLog(LogEngine):
     def store_state(self) -> StoreState:
         """Return the newest state with the objects; one GET when nothing has changed."""
         return self._log.poll()
+
+    @property
+    def known_state(self) -> StoreState:
+        """The last known state with the objects; no request."""
+        return self._log.state
 
     def snapshot(
         self,
@@ -188,6 +196,50 @@ class ObjectLog(LogEngine):
             self._discard([*ordered, *written])  # another attempt has committed the batch
         return result
 
+    def swap(
+        self,
+        sources: Sequence[str],
+        outputs: Sequence[SegmentObject],
+        *,
+        now_ms: int,
+        work: Callable[[StoreDraft], bool] = lambda draft: True,
+    ) -> bool:
+        """Put segment objects in the place of objects, in one commit.
+
+        `work` drafts what belongs to the swap, and returns False if that must not be made. Returns
+        whether the commit is made: it is not if a source is gone. Raises CommitInDoubtError, and
+        StorageError if it is not made.
+        """
+        return self._change(
+            lambda draft: work(draft) and draft.swap(sources, outputs), now_ms=now_ms
+        )
+
+    @contextlib.contextmanager
+    def claim(self, work: str, *, now_ms: int) -> Iterator[bool]:
+        """Yield whether no other process is known to do some work, and keep others from it.
+
+        A claim is for ten minutes, and ends with the block. It spares double work and decides
+        nothing: of two processes that do the same, the commit log takes one.
+        """
+        name = layout.stored_claim(work, now_ms // _CLAIM_MS)
+        is_mine = self.client.create(name, b"") is not Outcome.EXISTS
+        try:
+            yield is_mine
+        finally:
+            if is_mine:
+                self._delete([name])
+
+    def discard_segments(
+        self, outputs: Iterable[SegmentObject], fault: Exception | None = None
+    ) -> None:
+        """Delete those segment objects that no commit names; a failure is only logged.
+
+        Nothing is deleted after a `fault` that leaves a commit in doubt.
+        """
+        if not isinstance(fault, CommitInDoubtError):
+            unnamed = {*_unnamed(self._log.state, [each.name for each in outputs])}
+            self._delete([name for each in outputs if each.name in unnamed for name in each.names])
+
     def _with_objects(self, message: StagedMessage, draft: StoreDraft) -> StagedMessage:
         """Return a message whose batches are in objects: write those that it carries."""
         if not message.data:
@@ -210,8 +262,11 @@ class ObjectLog(LogEngine):
     def _discard(self, messages: Iterable[StagedMessage | None]) -> None:
         """Delete the objects of messages that no commit names; a failure is only logged."""
         names = [file.name for message in messages if message for file in message.files]
+        self._delete(_unnamed(self._log.state, names))
+
+    def _delete(self, names: Sequence[str]) -> None:
         try:
-            self.client.delete(_unnamed(self._log.state, names))
+            self.client.delete(names)
         except StorageError as fault:
             _logger.warning("%s: objects were left, which a sweep deletes: %s", self.root, fault)
 

@@ -1,20 +1,24 @@
 """A snapshot of a partition in an object store: its state after one commit, and its extents.
 
 Objects are immutable, so a snapshot holds nothing open and needs no lock. Each extent is read as a
-segment without indexes. The commit log lists the extents, so within one the batches have no gap.
+segment. The commit log lists the extents. Within one of a mixed object the batches have no gap. A
+segment object may have gaps; its indexes are fetched by a lookup that needs them, and kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
 from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRanges
+from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import covering
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
@@ -43,10 +47,24 @@ class ObjectSnapshot(PartitionSnapshot):
         super().__init__(topic, partition, state)
         self._ranges = ranges
         self._extents = extents
+        self._sides: dict[str, SideObject] = {}
 
     def close(self) -> None:
         """Forget all bytes."""
         self._ranges.close()
+        self._sides.clear()
+
+    def side(self, segment: OpenSegment) -> SideObject | None:
+        """Return the indexes of a segment object; None for an extent of a mixed one."""
+        wanted = covering(self._extents, segment.base_offset, segment.base_offset + 1)
+        return self._side(wanted[0].object_name) if wanted else None
+
+    def _side(self, name: str) -> SideObject | None:
+        if not layout.is_stored_segment(name):
+            return None
+        if name not in self._sides:
+            self._sides[name] = SideObject(self._ranges.client, layout.stored_side(name))
+        return self._sides[name]
 
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the extents that may hold offsets of [start, end), ascending."""
@@ -77,12 +95,21 @@ class ObjectSnapshot(PartitionSnapshot):
 
     def _opened(self, placed: PlacedExtent, following: Sequence[PlacedExtent] = ()) -> OpenSegment:
         extent = placed.extent
+        base_offset = extent.base_offset
+        side = self._side(placed.object_name)
+        indexes = None
+        if side is not None:
+            indexes = (
+                OffsetIndex(partial(side.section, layout.INDEX), base_offset),
+                TimeIndex(partial(side.section, layout.TIME_INDEX), base_offset),
+            )
         return OpenSegment(
             ExtentBytes(self._ranges, placed, following),
             f"{self._ranges.client.address}/{placed.object_name}, extent of byte {extent.position}",
-            extent.base_offset,
+            base_offset,
             end_offset=extent.next_offset,
-            begin_chain=_without_gaps,
+            begin_chain=_without_gaps if side is None else None,
+            indexes=indexes,
             largest_timestamp=extent.max_timestamp,
         )
 
@@ -101,7 +128,7 @@ class ObjectSnapshot(PartitionSnapshot):
                 f"{self._ranges.client.address}: the extent of offset {first} of "
                 f"{self.topic}-{self.partition} is missing. Restore the log."
             )
-        return wanted
+        return [placed for placed in wanted if placed.extent.size]  # a cleaned one may be empty
 
 
 def open_snapshot(

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.state import State, TopicState
-from kafkalog.storage_engine.object_store.store_state import Extent, StoreChange, StoreState
+from kafkalog.storage_engine.object_store.store_state import (
+    Cleaned,
+    Extent,
+    StoreChange,
+    StoreState,
+)
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
 
 
 class StoreDraft(LogChange):
@@ -65,6 +73,27 @@ class StoreDraft(LogChange):
         super().raise_log_start(topic, number, offset)
         self._has_ended_records = True
 
+    def swap(self, sources: Sequence[str], outputs: Iterable[SegmentObject]) -> bool:
+        """Put segment objects in the place of objects; return False if one of these is gone.
+
+        An output of which no record can be read any more is left out.
+        """
+        if any(name not in self.store.objects for name in sources):
+            return False
+        topics = {topic.topic_id: topic for topic in self.state.topics.values()}
+        for name in sources:
+            self._changes.drop(name)
+        for each in outputs:
+            if is_live(each.extent, topics):
+                extent = each.extent
+                self._changes.add(each.name, extent.size, [extent], side_size=each.side_size)
+        self._has_ended_records |= bool(self.state.deleting)
+        return True
+
+    def set_cleaned(self, topic_id: str, partition: int, cleaned: Cleaned) -> None:
+        """Set what the last cleaning of a partition has left."""
+        self._changes.clean(topic_id, partition, cleaned)
+
     def sweep(self, seen: int) -> None:
         """Declare objects dead that no commit names and whose writers had seen no later commit."""
         self._changes.swept = seen
@@ -81,7 +110,10 @@ class StoreDraft(LogChange):
         """Drop the objects of which no record is left; forget deleted topics that are in none."""
         live = {topic.topic_id: topic for topic in after.topics.values()}
         gone = {*self.state.deleting}
+        dropped = {*self._changes.dropped}
         for name, each in self.store.objects.items():
+            if name in dropped:
+                continue
             if any(is_live(extent, live) for extent in each.extents):
                 gone -= {extent.topic_id for extent in each.extents}
             else:

@@ -49,6 +49,8 @@ class DataObject:
     extents: Sequence[Extent]
     side_size: int = 0
     """The size of the object with the indexes of a segment object; 0 if there is none."""
+    added_ms: int = 0
+    """The time of the commit that added it (epoch ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,17 +205,21 @@ def _values(extent: Extent) -> list[Any]:
 def _object_values(each: DataObject) -> list[Any]:
     """Return the values of an object, without zeros at the end."""
     values = [each.size, [_values(extent) for extent in each.extents]]
-    rest = [each.added_at, each.side_size]
+    rest = [each.added_at, each.side_size, each.added_ms]
     while rest and not rest[-1]:
         rest.pop()
     return [*values, *rest]
 
 
-def _object(values: Sequence[Any], number: int) -> DataObject:
-    """Return an object that commit `number` has added, unless the values name another commit."""
-    size, extents, added_at, side_size = (*values, 0, 0)[:4]
+def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
+    """Return an object of a commit, or one of a snapshot, whose values name its commit."""
+    size, extents, added_at, side_size, added_ms = (*values, 0, 0, 0)[:5]
     found = tuple(map(_extent, extents))
-    return DataObject(int(size), int(added_at) or number, found, int(side_size))
+    if not side_size and not all(extent.size for extent in found):
+        raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty
+    return DataObject(
+        int(size), int(added_at) or number, found, int(side_size), int(added_ms) or time_ms
+    )
 
 
 def _cleaned_values(cleaned: Cleaned) -> list[Any]:
@@ -237,7 +243,7 @@ def _place(topic_id: str, partition: int) -> str:
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
     found = Extent(str(topic_id), *map(int, numbers))
-    is_short = not found.size or found.next_offset <= found.base_offset
+    is_short = found.next_offset <= found.base_offset
     if is_short or min(numbers[:-1]) < 0 or found.max_timestamp < -1:
         raise ValueError(f"{values}: no extent")
     return found
@@ -295,7 +301,7 @@ class StoreState:
         added = {}
         for name, values in change.get("objects", EMPTY).items():
             layout.seen_by_stored(name)
-            added[name] = _object(values, number)
+            added[name] = _object(values, number, log.time_ms)
         gone = {name: Dead(number, log.time_ms, objects[name].side_size) for name in dropped}
         if dropped or added:
             index = index.after({name: objects[name] for name in dropped}, added)

@@ -21,6 +21,23 @@ class ByteSource(Protocol):
         """Return `size` bytes at `position`; fewer only at the end."""
 
 
+class HeldBytes:
+    """Bytes in memory."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def size(self) -> int:
+        """Return how many bytes there are."""
+        return len(self._data)
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """Return `size` bytes at `position`; fewer only at the end."""
+        return self._data[position : position + size]
+
+
 class FileBytes:
     """The bytes of an open file."""
 

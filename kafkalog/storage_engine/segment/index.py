@@ -5,12 +5,13 @@ segment is active, and may be torn, stale or missing. No entry is believed befor
 position confirms it (`segments.locate`). A wrong file costs a longer scan, never a record.
 
 Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes keep no file open: a lookup opens the
-file, reads some twenty entries, and closes it.
+file, reads some twenty entries, and closes it. In an object store there is no file, and a function
+loads the entries.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import ClassVar
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes, HeldBytes
 
 
 def offset_entry(base_offset: int, offset: int, position: int) -> bytes:
@@ -42,9 +44,9 @@ class _IndexFile(ABC):
     entry_size: ClassVar[int]
     """Bytes of an entry."""
 
-    def __init__(self, path: Path, base_offset: int) -> None:
-        """Name a file, which need not exist, and its segment's base offset."""
-        self.path = path
+    def __init__(self, place: Path | Callable[[], bytes], base_offset: int) -> None:
+        """Name a file, which need not exist, or give what loads its content."""
+        self._place = place
         self.base_offset = base_offset
 
     def last_entry(self) -> tuple[int, int] | None:
@@ -68,28 +70,37 @@ class _IndexFile(ABC):
         the search still ends, on entries for which it holds. A missing or unreadable file yields
         none, because entries are hints.
         """
-        try:
-            fd = files.open_to_read(self.path)
-        except (FileNotFoundError, PermissionError):
-            return
-        with files.closing(fd):
-            low, high = 0, os.fstat(fd).st_size // self.entry_size
+        with self._opened() as source:
+            low, high = 0, source.size() // self.entry_size
             while low < high:
                 middle = (low + high) // 2
-                if wanted(self._at(fd, middle)):
+                if wanted(self._at(source, middle)):
                     low = middle + 1
                 else:
                     high = middle
             place, step = low - 1, 1
             while place >= 0:
-                entry = self._at(fd, place)
+                entry = self._at(source, place)
                 if wanted(entry):
                     yield place, entry
                 place -= step
                 step *= 2
 
-    def _at(self, fd: int, place: int) -> tuple[int, int]:
-        data = files.read_at(fd, self.entry_size, place * self.entry_size)
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[ByteSource]:
+        if not isinstance(self._place, Path):
+            yield HeldBytes(self._place())
+            return
+        try:
+            fd = files.open_to_read(self._place)
+        except (FileNotFoundError, PermissionError):
+            yield HeldBytes(b"")
+            return
+        with files.closing(fd):
+            yield FileBytes(fd)
+
+    def _at(self, source: ByteSource, place: int) -> tuple[int, int]:
+        data = source.read_at(self.entry_size, place * self.entry_size)
         # If the file is truncated now, pad with zeros, which no search wants.
         return self._unpack(data.ljust(self.entry_size, b"\0"))
 

@@ -1,0 +1,240 @@
+"""A partition of a log in an object store, as a log directory for the time of one cleaning.
+
+Its segment objects are fetched into the directory, each once, with their indexes. They are the
+closed segments there. Fresh extents of mixed objects stay where they are, as an active segment
+does. The local cleaner then works in the directory, by its own rules. Segments that are new after
+that become segment objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
+from kafkalog.errors import StorageError
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
+from kafkalog.storage_engine.object_store.side_object import SideObject
+from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
+from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
+from kafkalog.storage_engine.segment.index import TimeIndex
+from kafkalog.storage_engine.segment.partition_directory import create_partition
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
+    from kafkalog.storage_engine.object_store.store_state import DataObject, PlacedExtent
+
+NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
+"""Small files of a partition's directory that one cleaning leaves for the next one."""
+_FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
+_REQUESTS: Final = 4
+
+
+class ScratchPartition:
+    """The directory with one partition; `fetch`, let a cleaner work, then `put`."""
+
+    def __init__(
+        self, root: Path, client: ObjectClient, state: StoreState, topic: str, partition: int
+    ) -> None:
+        """Make the directory below `root`, which is empty; send no request. Raises OSError."""
+        self._client = client
+        self._state = state
+        self._topic = state.log.topic(topic)
+        self._partition = partition
+        self.held: PartitionState = self._topic.partitions[partition]
+        self.sources = closed_extents(state, topic, partition)
+        """The segment objects, ascending."""
+        self.end = self.sources[-1].extent.next_offset if self.sources else 0
+        """Where they end."""
+        self._inodes: dict[int, str] = {}
+        """The name of the object that each file was fetched from."""
+        self._keyed: set[str] = set()
+        """Those that have a key index."""
+        self.engine = Engine(root)
+        self.directory = self.engine.partition_directory(topic, partition)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Create the topic, with this partition alone, and set the partition's state."""
+        topic, held, end = self._topic, self.held, self.end
+        count = len(topic.partitions)
+        segment_bytes = TopicConfig.parse(topic.config).segment_bytes
+        config = {**topic.config, "segment.bytes": str(min(segment_bytes, SEGMENT_SIZE_MAX))}
+        create_partition(self.directory, topic.topic_id)
+        files.remove(self.directory / layout.segment_file(0, layout.LOG))
+        with self.engine.transaction() as transaction:
+            absent = {*range(count)} - {self._partition}
+            transaction.add_topic(topic.name, topic.topic_id, NewTopic(count, config), absent)
+            transaction.change_partition(
+                topic.name,
+                self._partition,
+                high_watermark=end,
+                active_base=end,
+                log_start_offset=min(held.log_start_offset, end),
+                last_stable_offset=min(held.last_stable_offset, end),
+                first_dirty_offset=min(valid_first_dirty_offset(held), end),
+                leader_epoch=held.leader_epoch,
+            )
+            transaction.publish(self._state.log.time_ms)
+
+    def fetch(self) -> None:
+        """Fetch the segment objects and their indexes, by two requests each.
+
+        Raises CorruptLogError, StorageError, OSError.
+        """
+        self.restore_notes()
+        with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
+            sections = [*pool.map(self._fetch, self.sources)]
+        keys = {section.key for section in sections}
+        list_sections(self.directory, sections, present=keys)
+
+    def restore_notes(self) -> None:
+        """Write what the last cleaning has left."""
+        cleaned = self._state.cleaned_of(self._topic.topic_id, self._partition)
+        for name in NOTES:
+            if cleaned is not None and name in cleaned.notes:
+                files.create(self.directory / name, cleaned.notes[name].encode())
+
+    def _fetch(self, placed: PlacedExtent) -> Section:
+        """Fetch a segment; return its gaps."""
+        name, extent = placed
+        each = self._state.objects[name]
+        log = self._path(extent, layout.LOG)
+        with files.closing(files.open_empty(log)) as fd:
+            position = 0
+            for piece in self._client.pieces(name, each.size):
+                files.write_at(fd, piece, position)
+                position += len(piece)
+        self._inodes[log.stat().st_ino] = name
+        side = self._side(name, each)
+        for suffix in _FILES:
+            content = side.section(suffix)
+            if content or suffix != layout.TRANSACTION_INDEX:
+                files.create(self._path(extent, suffix), content)
+        keys = side.section(layout.KEYS)
+        if keys:
+            files.create(self.directory / layout.key_index_file(extent.base_offset), keys)
+            self._keyed.add(name)
+        mtime_ns = max(0, extent.max_timestamp) * 1_000_000
+        files.set_times(log, mtime_ns)
+        gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
+        return Section(extent.base_offset, extent.size, gaps.reshape(-1, 2))
+
+    def _side(self, name: str, each: DataObject) -> SideObject:
+        side = layout.stored_side(name)
+        return SideObject(self._client, side, b"".join(self._client.pieces(side, each.side_size)))
+
+    def _path(self, extent: Extent, suffix: str) -> Path:
+        return self.directory / layout.segment_file(extent.base_offset, suffix)
+
+    def partition_state(self) -> PartitionState:
+        """Return the partition's state in the directory, after a cleaning."""
+        return self.engine.describe(self._topic.name).partitions[self._partition]
+
+    def notes(self) -> Mapping[str, str]:
+        """Return what the cleaning leaves for the next one."""
+        found = {}
+        for name in NOTES:
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = files.read_file(self.directory / name).decode()
+        return found
+
+    def put(self, outputs: list[SegmentObject]) -> Sequence[str]:
+        """Write the new segments as objects, into `outputs`; return the sources that they replace.
+
+        Raises StorageError, OSError.
+        """
+        segments = list_segments(self.directory)
+        with contextlib.closing(GapFile(self.directory / layout.GAPS)) as gaps:
+            replaced = {name for name, _ in self.sources}
+            with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
+                waiting = []
+                for segment, end in self._followed(segments):
+                    source = self._inodes.get(segment.log.stat().st_ino)
+                    if source is not None and not self._gains_keys(source, segment):
+                        replaced.discard(source)
+                        continue
+                    sections = self._sections(segment, gaps)
+                    extent = self._extent(segment, end)
+                    waiting.append(
+                        pool.submit(
+                            put_segment,
+                            self._client,
+                            self._state.number,
+                            extent,
+                            segment.log,
+                            sections,
+                        )
+                    )
+                outputs += [future.result() for future in waiting]
+        return [name for name, _ in self.sources if name in replaced]
+
+    def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
+        """Yield each closed segment with the offset at which the next one begins."""
+        closed = [segment for segment in segments if segment.base_offset < self.end]
+        return zip(closed, [*(s.base_offset for s in closed[1:]), self.end], strict=True)
+
+    def _gains_keys(self, source: str, segment: SegmentFiles) -> bool:
+        """Return whether a segment that stays as it is has a key index now, and had none."""
+        path = self.directory / layout.key_index_file(segment.base_offset)
+        return source not in self._keyed and path.exists()
+
+    def _extent(self, segment: SegmentFiles, end: int) -> Extent:
+        times = TimeIndex(segment.time_index, segment.base_offset).last_entry()
+        return Extent(
+            self._topic.topic_id,
+            self._partition,
+            0,
+            segment.size,
+            segment.base_offset,
+            end,
+            self.held.leader_epoch,
+            layout.NO_TIMESTAMP if times is None else times[0],
+        )
+
+    def _sections(self, segment: SegmentFiles, gaps: GapFile) -> dict[str, bytes]:
+        paths = {
+            layout.INDEX: segment.index,
+            layout.TIME_INDEX: segment.time_index,
+            layout.TRANSACTION_INDEX: segment.transaction_index,
+            layout.KEYS: self.directory / layout.key_index_file(segment.base_offset),
+        }
+        found = {}
+        for name, path in paths.items():
+            with contextlib.suppress(FileNotFoundError):
+                found[name] = files.read_file(path)
+        listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
+        if not listed:
+            raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")
+        rows = np.concatenate([*listed[-1].all()])
+        found[layout.GAPS] = rows.astype(">i8").tobytes()
+        return found
+
+
+def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
+    """Return the segment objects of a partition that a cleaning can take, ascending.
+
+    They reach from the log start to the first fresh extent.
+    """
+    known = state.log.topic(topic)
+    start = known.partitions[partition].log_start_offset
+    found: list[PlacedExtent] = []
+    for placed in state.extents(known.topic_id, partition):
+        if not layout.is_stored_segment(placed.object_name):
+            break
+        if placed.extent.next_offset > start:
+            found.append(placed)
+    return found

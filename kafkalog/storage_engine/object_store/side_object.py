@@ -1,0 +1,106 @@
+"""The object beside a segment object: what a directory has in files beside a `.log`.
+
+It has a header, a table of sections, and the sections. They have the content of the files of their
+suffixes, but the gaps, which are bare pairs. The key index is the last one, as it may be large and
+is read block by block. A reader of the others needs the object's beginning alone.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine.format import layout
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+
+BEGINNING: Final = 512 << 10
+"""Bytes of the first request: the indexes of most segments, and the head of the key index."""
+SECTIONS: Final = (
+    layout.INDEX,
+    layout.TIME_INDEX,
+    layout.TRANSACTION_INDEX,
+    layout.GAPS,
+    layout.KEYS,
+)
+"""The names of the sections, in their order."""
+
+
+def encoded(sections: Mapping[str, bytes]) -> bytes:
+    """Return an object with some of the sections."""
+    held = [(name, sections[name]) for name in SECTIONS if name in sections]
+    table = json.dumps([[name, len(data), crc32c(data)] for name, data in held]).encode()
+    header = layout.SIDE_HEADER.pack(
+        layout.SIDE_MAGIC, layout.SIDE_VERSION, len(table), crc32c(table)
+    )
+    return b"".join([header, table, *(data for _, data in held)])
+
+
+class SideObject:
+    """The sections of one object, fetched on demand; threads may share it."""
+
+    def __init__(self, client: ObjectClient, name: str, data: bytes = b"") -> None:
+        """Name an object; `data` is its beginning, or all of it, if that is here."""
+        self._client = client
+        self._name = name
+        self._data = data
+        self._lock = threading.Lock()
+        self._table: Mapping[str, tuple[int, int, int]] | None = None
+
+    @property
+    def place(self) -> str:
+        """The address of the object, for errors."""
+        return f"{self._client.address}/{self._name}"
+
+    def section(self, name: str) -> bytes:
+        """Return a section, its checksum compared; empty if there is none.
+
+        Raises CorruptLogError, StorageError.
+        """
+        position, size, crc = self._sections().get(name, (0, 0, 0))
+        data = self.read(position, size)
+        if crc32c(data) != crc:
+            raise CorruptLogError(self.place, position, f"{name} of its checksum", "other bytes")
+        return data
+
+    def place_of(self, name: str) -> tuple[int, int]:
+        """Return the position and the size of a section; raises as `section` does."""
+        position, size, _ = self._sections().get(name, (0, 0, 0))
+        return position, size
+
+    def read(self, position: int, size: int) -> bytes:
+        """Return bytes of the object; a request if they are not in its beginning."""
+        end = position + size
+        if end <= len(self._data):
+            return self._data[position:end]
+        return bytes(self._client.fetch(self._name, position, size))
+
+    def _sections(self) -> Mapping[str, tuple[int, int, int]]:
+        with self._lock:
+            if self._table is None:
+                self._table = self._parsed()
+            return self._table
+
+    def _parsed(self) -> Mapping[str, tuple[int, int, int]]:
+        header = layout.SIDE_HEADER
+        if not self._data:
+            self._data = self._client.first_bytes(self._name, BEGINNING)
+        if len(self._data) < header.size:
+            raise CorruptLogError(self.place, len(self._data), "a header", "the end")
+        magic, version, size, crc = header.unpack_from(self._data)
+        if (magic, version) != (layout.SIDE_MAGIC, layout.SIDE_VERSION):
+            raise CorruptLogError(self.place, 0, repr(layout.SIDE_MAGIC), f"{magic!r}, {version}")
+        table = self._data[header.size : header.size + size]
+        if len(table) < size or crc32c(table) != crc:
+            raise CorruptLogError(self.place, header.size, "a table of its checksum", "another one")
+        found, position = {}, header.size + size
+        for name, length, checksum in json.loads(table):
+            found[str(name)] = position, int(length), int(checksum)
+            position += int(length)
+        return found

@@ -261,6 +261,8 @@ class StoreState:
     """See `cleaned_of`."""
     swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
+    forgotten: int = -1
+    """The writer of no forgotten object had seen a later commit than this one."""
     bytes_since: int = 0
     """The size of the commits since a snapshot was due."""
     is_snapshot_due: bool = False
@@ -312,7 +314,9 @@ class StoreState:
             dead = dead.changed(gone, forgotten)
         cleaned = self._cleaned_after(log, change)
         swept = max(self.swept, int(change.get("swept", -1)))
-        return StoreState(log, objects, dead, cleaned, swept, index=index)
+        seen = max(map(layout.seen_by_stored, forgotten), default=-1)
+        last = max(self.forgotten, seen, int(change.get("forgotten_seen", -1)))
+        return StoreState(log, objects, dead, cleaned, swept, last, index=index)
 
     def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:
         """Return what cleanings have left, without that of the topics that a change deletes."""
@@ -343,6 +347,7 @@ class StoreState:
             },
             "cleaned": {place: _cleaned_values(each) for place, each in self.cleaned.items()},
             "swept": self.swept,
+            "forgotten_seen": self.forgotten,
         }
 
     @classmethod

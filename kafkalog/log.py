@@ -42,8 +42,8 @@ class KafkaLog:
     """A log: its topics, records, latest records and cleaner; a context manager.
 
     It is in a directory, or in an object store. In an object store it takes topics, appends and
-    reads; whatever needs a directory raises InvalidInputError there: raw appends, cleaning, status,
-    and erasing.
+    reads, and is cleaned; whatever needs a directory raises InvalidInputError there: raw appends,
+    status, and erasing.
 
     Offsets are ints, a range `[start, end)` leaves its end out, and times are epoch milliseconds.
     `now_ms` is the time of an act: by default the clock's. Every method raises
@@ -77,8 +77,8 @@ class KafkaLog:
             from kafkalog.cleaner.schedule.manager import check_cleanable
             from kafkalog.cleaner.schedule.thread import CleanerThread
 
-            check_cleanable(engine_of(self))
-            self._cleaner = CleanerThread(engine_of(self), self._config, clock=clock.now_ms)
+            check_cleanable(self._engine)
+            self._cleaner = CleanerThread(self._engine, self._config, clock=clock.now_ms)
             self._cleaner.start()
 
     @property
@@ -313,7 +313,7 @@ class KafkaLog:
         from kafkalog.cleaner.schedule import manager
 
         return manager.clean_and_retain(
-            engine_of(self),
+            self._engine,
             topic,
             force=force,
             now_ms=now_ms,

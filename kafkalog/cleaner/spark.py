@@ -3,30 +3,37 @@
 It is for logs with so many partitions that one machine's background cleaner takes too long. The
 tasks take the locks of every cleaner, so that a background cleaner may run, and Spark may repeat a
 task. All executors need kafkalog and the same file system, with locks (`kafkalog status` shows
-whether it has them). It works with Spark Connect, and never imports pyspark.
+whether it has them); or the log is in an object store, to which all have access. There the driver
+regroups first. It works with Spark Connect, and never imports pyspark.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.manager import check_compacted, retain
 from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.place import open_engine
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.object_store.address import StoreAddress
 
 _SCHEMA = "stats string"
 
@@ -38,28 +45,40 @@ def clean(
     force: bool = False,
     *,
     config: CleanerConfig | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> list[CleanerStats]:
     """Clean what is due in some or all compacted topics; with `force` all that may be cleaned.
 
     The filthiest partitions come first. Each task has the whole memory budget of `config`. Then the
-    driver applies retention. Returns one entry per partition that was cleaned or failed; its
-    `error` has the reason. Raises InvalidInputError for a topic that is not compacted,
-    UnknownTopicError, LockedByBrokerError.
+    driver applies retention. `options` are those named `store.*`. Returns one entry per partition
+    that was cleaned or failed; its `error` has the reason. Raises InvalidInputError for a topic
+    that is not compacted, UnknownTopicError, LockedByBrokerError.
     """
-    with Engine(path, create=False) as engine:
+    with open_engine(path, create=False, options=options) as engine:
         names = _names(engine, topics)
-        partitions = [
-            found
-            for name in names
-            for found in choose(engine, name, force=force, now_ms=now_ms()).partitions
-        ]
-        results = _run(spark, engine.root, partitions, force, config or CleanerConfig())
+        partitions = [found for name in names for found in _chosen(engine, name, force)]
+        results = _run(spark, _place(engine), partitions, force, config or CleanerConfig())
         for name in names:
             retain(engine, name, now_ms=now_ms())
     return results
 
 
-def _names(engine: Engine, topics: Sequence[str] | None) -> list[str | None]:
+def _chosen(engine: LogEngine, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
+    if not isinstance(engine, ObjectLog):
+        return choose(engine_of(engine), topic, force=force, now_ms=now_ms()).partitions
+    store_manager.regroup_due(engine, now_ms=now_ms(), force=force)
+    state = engine.store_state()
+    return store_manager.choose(state, topic, force=force, now_ms=now_ms()).partitions
+
+
+def _place(engine: LogEngine) -> str | StoreAddress:
+    """Return where the tasks find the log; it holds no secret."""
+    if isinstance(engine, ObjectLog):
+        return engine.address
+    return str(engine_of(engine).root.absolute())
+
+
+def _names(engine: LogEngine, topics: Sequence[str] | None) -> list[str | None]:
     if topics is None:
         return [None]
     if isinstance(topics, str):
@@ -71,7 +90,7 @@ def _names(engine: Engine, topics: Sequence[str] | None) -> list[str | None]:
 
 def _run(
     spark: SparkSession,
-    root: Path,
+    place: str | StoreAddress,
     partitions: list[tuple[str, int]],
     force: bool,
     config: CleanerConfig,
@@ -79,13 +98,13 @@ def _run(
     if not partitions:
         return []
     places = spark.range(0, len(partitions), 1, len(partitions))  # one in each task
-    work = partial(_clean_places, str(root.absolute()), partitions, force, config)
+    work = partial(_clean_places, place, partitions, force, config)
     rows = places.mapInArrow(work, _SCHEMA).collect()
     return [CleanerStats(**json.loads(row[0])) for row in rows]
 
 
 def _clean_places(
-    root: str,
+    root: str | StoreAddress,
     partitions: Sequence[tuple[str, int]],
     force: bool,
     config: CleanerConfig,
@@ -96,7 +115,7 @@ def _clean_places(
 
     for batch in batches:
         found: list[str] = []
-        with Engine(root, create=False) as engine:
+        with open_engine(root, create=False) as engine:
             for place in batch.column(0).to_pylist():
                 topic, partition = partitions[place]
                 found += [

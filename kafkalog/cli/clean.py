@@ -1,19 +1,21 @@
 """Cleans what the background cleaner would clean now, or with --force everything.
 
 --force rolls the active segment first. Retention is applied after the cleaning. The exit status is
-1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason.
+1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason. In an object
+store the fresh objects are regrouped first, with --force all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, LogPath
-from kafkalog.cli.app.opened import open_writable_directory
+from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_table, progress
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.reading.pins import LivePins
@@ -21,7 +23,7 @@ from kafkalog.storage_engine.reading.pins import LivePins
 if TYPE_CHECKING:
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 EXAMPLES: Final = (
     "kafkalog clean /data/shop",
@@ -36,7 +38,7 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> int:
     """Print the result of each partition's cleaning."""
-    with open_writable_directory(path) as log:
+    with open_writable(path) as log:
         ends = _stable_ends(log) if force else {}
         results = _clean(log, topic, force=force)
         passed_over = _passed_over(log, topic, results)
@@ -68,7 +70,7 @@ def _print(results: list[CleanerStats]) -> None:
     print_table(columns, rows)
 
 
-def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) -> list[str]:
+def _passed_over(log: LogEngine, topic: str | None, results: list[CleanerStats]) -> list[str]:
     """Return a line for each partition that needs cleaning and was not cleaned."""
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
@@ -85,20 +87,24 @@ def _passed_over(log: Engine, topic: str | None, results: list[CleanerStats]) ->
     ]
 
 
-def _statuses(log: Engine) -> list[PartitionStatus]:
+def _statuses(log: LogEngine) -> list[PartitionStatus]:
+    """Return the partitions' states in a directory; of an object store nothing is passed over."""
     from kafkalog.cleaner.report.status import status
+    from kafkalog.storage_engine.engine import Engine
 
-    return status(log, clock.now_ms())
+    return status(log, clock.now_ms()) if isinstance(log, Engine) else []
 
 
-def _stable_ends(log: Engine) -> dict[tuple[str, int], int]:
+def _stable_ends(log: LogEngine) -> dict[tuple[str, int], int]:
     return {(one.topic, one.partition): one.last_stable_offset for one in _statuses(log)}
 
 
-def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
+def _pinned(log: LogEngine, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
     """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
-    pins = LivePins(log.root, clock.now_ms(), held_only=True)
     lines: list[str] = []
+    if not isinstance(log.root, Path):
+        return lines
+    pins = LivePins(log.root, clock.now_ms(), held_only=True)
     for status in _statuses(log):
         if topic in (None, status.topic) and status.state != "not compacted":
             topic_id = log.describe(status.topic).topic_id
@@ -114,7 +120,7 @@ def _pinned(log: Engine, topic: str | None, ends: Mapping[tuple[str, int], int])
     return lines
 
 
-def _clean(log: Engine, topic: str | None, *, force: bool) -> list[CleanerStats]:
+def _clean(log: LogEngine, topic: str | None, *, force: bool) -> list[CleanerStats]:
     """Clean, and show on a terminal how many of the bytes have been read."""
     from kafkalog.cleaner.schedule.manager import clean_and_retain
 
@@ -129,7 +135,7 @@ def _clean(log: Engine, topic: str | None, *, force: bool) -> list[CleanerStats]
         return clean_and_retain(log, topic, force=force, progress=show)
 
 
-def _bytes_to_read(log: Engine, topic: str | None, force: bool) -> int:
+def _bytes_to_read(log: LogEngine, topic: str | None, force: bool) -> int:
     """Return the bytes of the two passes: the dirty section, then all segments to rewrite."""
     total = 0
     for status in _statuses(log):

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
-from kafkalog.cli.app.opened import open_writable_directory
+from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import configs, counted, note
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 
 EXAMPLES: Final = (
@@ -87,10 +88,11 @@ def command(
         )
     if metrics_address == "":  # a socket would listen on every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
-    log = open_writable_directory(path)
+    log = open_writable(path)
     check_cleanable(log)
-    with RootLock(log.root).shared():
-        pass  # raises if a broker holds the directory
+    if isinstance(log.root, Path):
+        with RootLock(log.root).shared():
+            pass  # raises if a broker holds the directory
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
@@ -122,12 +124,15 @@ def _add(given: dict[str, str], name: str, option: str, value: int | None) -> No
 
 
 @contextlib.contextmanager
-def _metrics(log: Engine, cleaner: CleanerThread, port: int | None, address: str) -> Iterator[None]:
+def _metrics(
+    log: LogEngine, cleaner: CleanerThread, port: int | None, address: str
+) -> Iterator[None]:
     if port is None:
         yield
         return
     from kafkalog.cleaner.metrics import served
+    from kafkalog.storage_engine.engine import engine_of
 
-    with served(log, cleaner, port, address=address) as taken:
+    with served(engine_of(log), cleaner, port, address=address) as taken:
         note(f"metrics at http://{address}:{taken}/metrics")
         yield

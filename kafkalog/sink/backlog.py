@@ -9,11 +9,14 @@ memory of earlier looks, which Spark would lose: it ends a worker that was idle 
 The ratio here is a share of *offsets*. It is at most the share of dirty bytes that cleaners use,
 since cleaned offsets hold fewer records. The warning may therefore come late, by the time it takes
 to fill a segment. It comes once per query, topic and process.
+
+In an object store the number of fresh objects proves it: a cleaner regroups them every minute.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
@@ -25,9 +28,13 @@ from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.store import Store
 
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
 """Background cleaners look every 15 seconds, and clean the dirtiest partition first."""
+FRESH_WARNED: Final = 512
 _warned: set[tuple[str, str]] = set()
 
 
@@ -38,7 +45,8 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     try:
         store = shared_engine(options.root)
         if not isinstance(store, Store):
-            return  # no cleaner cleans a log in an object store
+            _warn_of_fresh(store, (query_id, options.topic))
+            return
         topic = store.state().topics.get(options.topic)
         if topic is None:
             return
@@ -60,6 +68,22 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         options.root,
         options.topic,
     )
+
+
+def _warn_of_fresh(log: LogEngine, what: tuple[str, str]) -> None:
+    """Warn that nobody regroups the objects of a log in an object store."""
+    from kafkalog.storage_engine.object_store.object_log import FRESH_MAX, ObjectLog
+
+    if isinstance(log, ObjectLog) and log.known_state.fresh >= FRESH_WARNED:
+        _warned.add(what)
+        _log.warning(
+            "%s has %d objects that no cleaner has regrouped, and each read fetches them all; "
+            "run: kafkalog cleaner %s (at %d objects a commit regroups them, and takes long)",
+            log.root,
+            log.known_state.fresh,
+            log.root,
+            FRESH_MAX,
+        )
 
 
 def neglected_partitions(store: Store, topic: TopicState, now_ms: int) -> list[int]:

@@ -127,14 +127,12 @@ def test_deleted_records_are_not_read(filled: KafkaLog) -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda log: log.clean(),
         lambda log: log.status(),
         lambda log: log.explain("t"),
         lambda log: log.erase("t", ["k"]),
         lambda log: log.occurrences("t", ["k"]),
         lambda log: log.append_raw("t", 0, b""),
         lambda log: log.root,
-        lambda log: kafkalog.open(log._engine.root, cleaner=True),
     ],
 )
 def test_what_needs_a_directory_says_so(filled: KafkaLog, act: Callable[[KafkaLog], Any]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
+from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Schedule, choose
@@ -18,8 +20,10 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.reading.pins import sweep_pins
 from kafkalog.storage_engine.segment.segments import sweep_deleted
 from kafkalog.storage_engine.writing.retention import RetentionStats, apply_retention
@@ -27,6 +31,7 @@ from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 __all__ = [
     "CleanerConfig",
@@ -43,7 +48,7 @@ _DEFAULT = CleanerConfig()
 
 
 def clean(
-    engine: Engine,
+    engine: LogEngine,
     topic: str | None = None,
     *,
     partition: int | None = None,
@@ -55,6 +60,8 @@ def clean(
     progress: Callable[[CleanerStats], None] = unwatched,
 ) -> list[CleanerStats]:
     """Clean what is due, the filthiest partition first, until nothing is left.
+
+    In an object store, `store_manager.clean` does so.
 
     With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled,
     then rounds follow until all is clean. Partitions that are paused, or held by another cleaner,
@@ -68,6 +75,19 @@ def clean(
     """
     if topic is not None:
         check_compacted(engine, topic)
+    if isinstance(engine, ObjectLog):
+        return store_manager.clean(
+            engine,
+            topic,
+            partition=partition,
+            force=force,
+            now_ms=now_ms,
+            clock=clock,
+            config=config,
+            check_abort=check_abort,
+            progress=progress,
+        )
+    engine = engine_of(engine)
     cleaner = PartitionCleaner(
         engine=engine,
         now_ms=now_ms,
@@ -87,7 +107,7 @@ def clean(
 
 
 def clean_and_retain(
-    engine: Engine,
+    engine: LogEngine,
     topic: str | None = None,
     *,
     force: bool = False,
@@ -115,17 +135,17 @@ def clean_and_retain(
     return results
 
 
-def check_cleanable(engine: Engine) -> None:
+def check_cleanable(engine: LogEngine) -> None:
     """Raise InvalidInputError where the log is only read, StorageError where the disk refuses."""
     engine.check_writable()
-    if not may_clean(engine.root):
+    if isinstance(engine.root, Path) and not may_clean(engine.root):
         raise StorageError(
             f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "
             "cleaner writes; run it on a host and as a user that may"
         )
 
 
-def check_compacted(engine: Engine, topic: str) -> None:
+def check_compacted(engine: LogEngine, topic: str) -> None:
     """Raise InvalidInputError for a topic that is not compacted."""
     if not TopicConfig.parse(engine.describe(topic).config).is_compacted:
         raise InvalidInputError(
@@ -135,7 +155,7 @@ def check_compacted(engine: Engine, topic: str) -> None:
 
 
 def clean_filthiest(
-    engine: Engine,
+    engine: LogEngine,
     *,
     now_ms: int,
     config: CleanerConfig = _DEFAULT,
@@ -148,6 +168,17 @@ def clean_filthiest(
 
     `watch` receives the schedule, `on_aborted` the figures of an aborted round, whose swaps stay.
     """
+    if isinstance(engine, ObjectLog):
+        return store_manager.clean_filthiest(
+            engine,
+            now_ms=now_ms,
+            config=config,
+            check_abort=check_abort,
+            throttler=throttler,
+            watch=watch,
+            on_aborted=on_aborted,
+        )
+    engine = engine_of(engine)
     schedule = choose(engine, now_ms=now_ms)
     watch(schedule)
     cleaner = PartitionCleaner(
@@ -166,7 +197,7 @@ def clean_filthiest(
 
 
 def retain(
-    engine: Engine,
+    engine: LogEngine,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -179,6 +210,9 @@ def retain(
     frees space. If retention of a partition fails, its entry has the error, and the next run tries
     again.
     """
+    if isinstance(engine, ObjectLog):
+        return store_manager.retain(engine, topic, now_ms=now_ms, is_skipped=is_skipped)
+    engine = engine_of(engine)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
         if is_skipped(config):
@@ -192,12 +226,15 @@ def retain(
     return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
 
 
-def sweep(engine: Engine, *, now_ms: int) -> int:
+def sweep(engine: LogEngine, *, now_ms: int) -> int:
     """Remove files that nobody needs any more; return their number.
 
     These are replaced and expired segments after file.delete.delay.ms, directories of deleted
     topics, stale staged files, and ended pins.
     """
+    if isinstance(engine, ObjectLog):
+        return store_manager.sweep(engine, now_ms=now_ms)
+    engine = engine_of(engine)
     count = _sweep_root(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms

@@ -110,6 +110,10 @@ class ScratchPartition:
 
     def _fetch(self, placed: PlacedExtent) -> Section:
         """Fetch a segment; return its gaps."""
+        with files.without_syncs():
+            return self._fetched(placed)
+
+    def _fetched(self, placed: PlacedExtent) -> Section:
         name, extent = placed
         each = self._state.objects[name]
         log = self._path(extent, layout.LOG)

@@ -6,6 +6,7 @@ hosts. A claim spares double work; the commit log decides.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -20,6 +21,7 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects, regroup
@@ -147,9 +149,11 @@ def clean(
 ) -> list[CleanerStats]:
     """Clean what is due, or with `force` everything, after fresh objects are regrouped.
 
-    The arguments and the result are those of `manager.clean`.
+    The arguments and the result are those of `manager.clean`. For one `partition` nothing is
+    regrouped.
     """
-    regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
+    if partition is None:
+        regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
     cleaning = StoredCleaning(
         log=log,
         now_ms=now_ms,
@@ -212,9 +216,24 @@ def _claimed(
         return cleaning.clean(topic, partition, force=force) if is_mine or force else None
 
 
-def retain(log: ObjectLog, topic: str | None = None, *, now_ms: int) -> list[RetentionStats]:
-    """Delete what the retention of a topic, or of all, does not keep, in one commit."""
-    return log.apply_retention(topic, now_ms=now_ms)
+def retain(
+    log: ObjectLog,
+    topic: str | None = None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[TopicConfig], bool] = lambda config: False,
+) -> list[RetentionStats]:
+    """Delete what the retention of a topic, or of all, does not keep; a commit for each topic.
+
+    Topics for which `is_skipped` returns true are skipped.
+    """
+    found: list[RetentionStats] = []
+    for name, known in sorted(log.store_state().log.topics.items()):
+        config = TopicConfig.parse(known.config)
+        if topic in (None, name) and config.is_deleted and not is_skipped(config):
+            with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
+                found += log.apply_retention(name, now_ms=now_ms)
+    return found
 
 
 def sweep(log: ObjectLog, *, now_ms: int) -> int:

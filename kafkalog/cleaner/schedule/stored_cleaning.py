@@ -68,7 +68,7 @@ class StoredCleaning:
         known = state.log.topics.get(topic)
         if known is None or not closed_extents(state, topic, partition):
             return None
-        with files.scratch_directory() as directory:
+        with files.scratch_directory() as directory, files.without_syncs():
             scratch = ScratchPartition(directory / "log", self.log.client, state, topic, partition)
             outputs: list[SegmentObject] = []
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)

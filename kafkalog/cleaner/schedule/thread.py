@@ -14,6 +14,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -27,7 +28,7 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs.clock import now_ms
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class CleanerThread:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LogEngine,
         config: CleanerConfig | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:
@@ -149,7 +150,9 @@ class CleanerThread:
         try:
             stop.wait(wait_s)
             is_compacting = self._config.enable and self._config.threads > 0
-            with announced(self._engine.root) if is_compacting else contextlib.nullcontext():
+            root = self._engine.root  # an object store has no lock to hold
+            is_announced = is_compacting and isinstance(root, Path)
+            with announced(Path(root)) if is_announced else contextlib.nullcontext():
                 self._clean_until(stop)
         except BaseException:
             _log.critical("a cleaner thread has died; another one replaces it", exc_info=True)

@@ -14,6 +14,7 @@ import resource
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
@@ -248,26 +249,47 @@ def free_space(directory: Path) -> int:
 # --- durability ----------------------------------------------------------------------------------
 
 
+_is_for_now: ContextVar[bool] = ContextVar("_is_for_now", default=False)
+
+
+@contextlib.contextmanager
+def without_syncs() -> Iterator[None]:
+    """Sync nothing in this thread meanwhile: what it writes is thrown away before it ends."""
+    token = _is_for_now.set(True)
+    try:
+        yield
+    finally:
+        _is_for_now.reset(token)
+
+
 def sync_file(fd: int) -> None:
     """Make the content and the size of an open file durable."""
+    if _is_for_now.get():
+        return
     with _named(fd):
         file_system.current.fsync(fd)
 
 
 def sync_data(fd: int) -> None:
     """Make the content of an open file durable; for files that do not grow."""
+    if _is_for_now.get():
+        return
     with _named(fd):
         file_system.current.fdatasync(fd)
 
 
 def sync_path(path: Path) -> None:
     """Make the content of a closed file durable."""
+    if _is_for_now.get():
+        return
     with closing(open_to_read(path)) as fd:
         sync_file(fd)
 
 
 def sync_directory(path: Path) -> None:
     """Make durable which names a directory has."""
+    if _is_for_now.get():
+        return
     with closing(open_directory(path)) as fd, _named(fd):
         file_system.current.fsync(fd)
 
@@ -283,7 +305,7 @@ def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
     All of them have ended when this returns, or raises the error of the first that failed. Each
     sync is done once: after a failed sync the next one would succeed and prove nothing.
     """
-    if len(syncs) < _SIDE_BY_SIDE_MIN:
+    if len(syncs) < _SIDE_BY_SIDE_MIN or _is_for_now.get():
         for sync in syncs:
             sync()
         return

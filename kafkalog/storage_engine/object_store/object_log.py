@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 _CLAIM_MS: Final = 600_000
+FRESH_MAX: Final = 4_096
+"""Fresh objects at which a commit regroups them itself, lest reads get slower for ever."""
 
 
 class ObjectLog(LogEngine):
@@ -190,7 +192,23 @@ class ObjectLog(LogEngine):
             raise
         if result.skipped or rows == 0:
             self._discard([*ordered, *written])  # another attempt has committed the batch
+        elif self.known_state.fresh >= FRESH_MAX:
+            self._regroup(at_ms)
         return result
+
+    def _regroup(self, now_ms: int) -> None:
+        """Regroup fresh objects after a commit, which is made; a failure is only logged."""
+        from kafkalog.storage_engine.object_store.regroup import fresh_objects, regroup
+
+        try:
+            regroup(self, fresh_objects(self.known_state), now_ms=now_ms)
+        except KafkaLogError as fault:
+            _logger.warning(
+                "%s: has %d objects that no cleaner regroups, and regrouping them failed: %s",
+                self.root,
+                self.known_state.fresh,
+                fault,
+            )
 
     def swap(
         self,

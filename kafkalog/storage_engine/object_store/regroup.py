@@ -18,7 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
@@ -37,7 +37,6 @@ from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.object_store.client import ObjectClient
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import StoreState
     from kafkalog.storage_engine.records.tables import BatchTable, Integers
 
@@ -60,6 +59,26 @@ class Regrouped:
     """Whether another process was quicker, so that nothing was changed."""
 
 
+class SwappingLog(Protocol):
+    """What a regrouping needs of an `ObjectLog`, which itself regroups at its limit."""
+
+    client: ObjectClient
+
+    @property
+    def known_state(self) -> StoreState:
+        """The last known state."""
+
+    def swap(
+        self, sources: Sequence[str], outputs: Sequence[SegmentObject], *, now_ms: int
+    ) -> bool:
+        """Put segment objects in the place of objects; return whether that was done."""
+
+    def discard_segments(
+        self, outputs: Iterable[SegmentObject], fault: Exception | None = None
+    ) -> None:
+        """Delete those segment objects that no commit names."""
+
+
 def fresh_objects(state: StoreState) -> list[str]:
     """Return the mixed objects of a state, in the order in which they were committed."""
     found = [name for name in state.objects if not layout.is_stored_segment(name)]
@@ -67,7 +86,7 @@ def fresh_objects(state: StoreState) -> list[str]:
 
 
 def regroup(
-    log: ObjectLog,
+    log: SwappingLog,
     names: Sequence[str],
     *,
     now_ms: int,
@@ -198,7 +217,7 @@ class _Regrouping:
                 if output is None:
                     base_offset = int(table.base_offsets[first])
                     self._count += 1
-                    path = self._directory / f"{self._count}.log"
+                    path = self._directory / f"{self._count}{layout.LOG}"
                     output = _SegmentFile(path, placed.extent, base_offset, config)
                 stop = first + output.count_fitting(table.sizes[first:], limit)
                 output.append(data, table.select(slice(first, stop)))

@@ -168,7 +168,8 @@ class StoreChange(Change):
 
     def add(self, name: str, size: int, extents: Sequence[Extent], *, side_size: int = 0) -> None:
         """Add an object with records."""
-        self.objects[name] = _object_values(DataObject(size, 0, extents, side_size))
+        values = [size, [_values(extent) for extent in extents]]
+        self.objects[name] = [*values, 0, side_size] if side_size else values
 
     def drop(self, name: str) -> None:
         """Drop an object: another one has its records, or they are gone."""
@@ -203,23 +204,19 @@ def _values(extent: Extent) -> list[Any]:
 
 
 def _object_values(each: DataObject) -> list[Any]:
-    """Return the values of an object, without zeros at the end."""
-    values = [each.size, [_values(extent) for extent in each.extents]]
-    rest = [each.added_at, each.side_size, each.added_ms]
-    while rest and not rest[-1]:
-        rest.pop()
-    return [*values, *rest]
+    """Return the values of an object of a snapshot."""
+    extents = [_values(extent) for extent in each.extents]
+    return [each.size, extents, each.added_at, each.side_size, each.added_ms]
 
 
 def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     """Return an object of a commit, or one of a snapshot, whose values name its commit."""
-    size, extents, added_at, side_size, added_ms = (*values, 0, 0, 0)[:5]
+    size, extents, *rest = values
+    added_at, side_size, added_ms = (*rest, *(0, 0, time_ms)[len(rest) :])
     found = tuple(map(_extent, extents))
     if not side_size and not all(extent.size for extent in found):
         raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty
-    return DataObject(
-        int(size), int(added_at) or number, found, int(side_size), int(added_ms) or time_ms
-    )
+    return DataObject(int(size), int(added_at) or number, found, int(side_size), int(added_ms))
 
 
 def _cleaned_values(cleaned: Cleaned) -> list[Any]:
@@ -261,6 +258,8 @@ class StoreState:
     """See `cleaned_of`."""
     swept: int = -1
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
+    fresh: int = 0
+    """How many of the objects are mixed ones, which no regrouping has replaced yet."""
     forgotten: int = -1
     """The writer of no forgotten object had seen a later commit than this one."""
     bytes_since: int = 0
@@ -312,11 +311,13 @@ class StoreState:
         forgotten = change.get("forgotten", ())
         if gone or forgotten:
             dead = dead.changed(gone, forgotten)
+        fresh = self.fresh + sum(not layout.is_stored_segment(name) for name in added)
+        fresh -= sum(not layout.is_stored_segment(name) for name in dropped)
         cleaned = self._cleaned_after(log, change)
         swept = max(self.swept, int(change.get("swept", -1)))
         seen = max(map(layout.seen_by_stored, forgotten), default=-1)
         last = max(self.forgotten, seen, int(change.get("forgotten_seen", -1)))
-        return StoreState(log, objects, dead, cleaned, swept, last, index=index)
+        return StoreState(log, objects, dead, cleaned, swept, fresh, last, index=index)
 
     def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:
         """Return what cleanings have left, without that of the topics that a change deletes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from collections import Counter
@@ -152,14 +153,17 @@ def test_a_snapshot_holds_all_of_a_state(log: CommitLog) -> None:
 
 
 def test_a_snapshot_of_an_early_release_is_read(log: CommitLog) -> None:
-    """It has the number of the commit that dropped an object, and nothing of cleanings."""
+    """It has no times of objects, and nothing of cleanings."""
     filled(log, 3)
     content = log.state.snapshot()
     del content["cleaned"]
-    content |= {"dead": {"data/1/gone.mixed": 2}, "time_ms": 5}
+    objects = {name: values[:3] for name, values in content["objects"].items()}
+    content |= {"objects": objects, "dead": {"data/1/gone.mixed": 2}, "time_ms": 5}
     again = StoreState.of_snapshot(log.state.number, json.loads(json.dumps(content)))
     assert again.dead == {"data/1/gone.mixed": Dead(2, 5)}
-    assert again.objects == log.state.objects
+    assert again.objects == {
+        name: dataclasses.replace(each, added_ms=5) for name, each in log.state.objects.items()
+    }
 
 
 def test_a_segment_object_is_dropped_with_its_indexes_and_then_forgotten(log: CommitLog) -> None:

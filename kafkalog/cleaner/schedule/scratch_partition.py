@@ -153,8 +153,16 @@ class ScratchPartition:
         found = {}
         for name in NOTES:
             with contextlib.suppress(FileNotFoundError):
-                found[name] = files.read_file(self.directory / name).decode()
+                found[name] = self.about_the_log(files.read_file(self.directory / name).decode())
         return found
+
+    def about_the_log(self, text: str) -> str:
+        """Let an error name objects, and not the files that are removed."""
+        for name, extent in self.sources:
+            text = text.replace(
+                str(self._path(extent, layout.LOG)), f"{self._client.address}/{name}"
+            )
+        return text.replace(str(self.engine.root), str(self._client.address))
 
     def put(self, outputs: list[SegmentObject]) -> Sequence[str]:
         """Write the new segments as objects, into `outputs`; return the sources that they replace.

@@ -74,8 +74,11 @@ class StoredCleaning:
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)
             try:
                 return work.run(force=force)
-            except (CommitInDoubtError, CleaningAborted):
+            except CommitInDoubtError:
                 raise
+            except CleaningAborted:
+                self.on_aborted(CleanerStats(topic, partition))
+                return None
             except (KafkaLogError, OSError) as fault:
                 self.log.discard_segments(outputs, fault)
                 return work.failed(fault)
@@ -109,7 +112,7 @@ class _Cleaning:
         if stats is None:
             return None
         if stats.error is not None:
-            stats.error = self._about_the_log(stats.error)
+            stats.error = scratch.about_the_log(stats.error)
             self._note(scratch.notes())
             return stats
         sources = scratch.put(self.outputs)
@@ -126,7 +129,7 @@ class _Cleaning:
         given, scratch = self.cleaning, self.scratch
         if not given.log.has_topic(self.topic, self.topic_id):
             return None
-        reason = self._about_the_log(fault_reason(fault))
+        reason = scratch.about_the_log(fault_reason(fault))
         _log.warning("%s-%d cannot be cleaned: %s", self.topic, self.partition, reason)
         scratch.restore_notes()
         config = dict(given.log.describe(self.topic).config)
@@ -136,10 +139,6 @@ class _Cleaning:
         )
         self._note(scratch.notes())
         return CleanerStats(self.topic, self.partition, error=reason)
-
-    def _about_the_log(self, text: str) -> str:
-        """Let an error name the log, and not the directory that is removed."""
-        return text.replace(str(self.scratch.engine.root), self.cleaning.log.root)
 
     def _note(self, notes: Mapping[str, str]) -> None:
         """Commit what a failed cleaning leaves."""

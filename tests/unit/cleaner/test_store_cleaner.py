@@ -1,0 +1,446 @@
+"""Cleaning a log in an object store: its requests, conflicts, deaths, and who does it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kafkalog
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner import spark as spark_job
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.cleaner.stored import StoreCleaner
+from kafkalog.cli import clean as clean_verb
+from kafkalog.errors import CommitInDoubtError, StorageError
+from kafkalog.sink import backlog
+from kafkalog.sink.options import SinkOptions
+from kafkalog.sink.shared_log import shared_engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store import object_log
+from kafkalog.storage_engine.object_store.commit_log import CommitLog
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.store_state import stored_names
+from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
+from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
+
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+CHANGING = {"cleanup.policy": "compact,delete"}
+
+
+def new_log() -> ObjectLog:
+    address = memory_address()
+    CommitLog.create(WithoutProbe(address))
+    return ObjectLog(address)
+
+
+@pytest.fixture
+def log() -> ObjectLog:
+    return new_log()
+
+
+def fill(
+    log: ObjectLog, partitions: int = 1, commits: int = 4, *, keys: int = 5, topic: str = "t"
+) -> None:
+    """Append, in each commit, a record of each key to each partition."""
+    count = keys * partitions
+    for number in range(commits):
+        rows = {
+            "key": [b"%d" % (row // partitions) for row in range(count)],
+            "value": [b"%d %d" % (number, row) for row in range(count)],
+            "partition": pa.array([row % partitions for row in range(count)], pa.int32()),
+        }
+        log.append(topic, pa.table(rows), now_ms=NOW_MS + number)
+
+
+def records(log: ObjectLog) -> dict[tuple[str, int], list[tuple[int, bytes, bytes | None]]]:
+    return {
+        (topic, partition): [
+            (row["offset"], row["key"], row["value"])
+            for batch in log.read(topic, partition)
+            for row in batch.to_pylist()
+        ]
+        for topic in log.topics()
+        for partition in log.offsets(topic)
+    }
+
+
+def latest(log: ObjectLog) -> dict[tuple[str, int], list[tuple[int, bytes, bytes | None]]]:
+    """Return the latest record of each key, also a tombstone."""
+    return {
+        place: sorted({key: (offset, key, value) for offset, key, value in found}.values())
+        for place, found in records(log).items()
+    }
+
+
+def run(log: ObjectLog, now_ms: int = NOW_MS, **options: Any) -> list[Any]:
+    return store_manager.clean(log, force=True, now_ms=now_ms, **options)
+
+
+def stored(log: ObjectLog) -> set[str]:
+    return {each.name for prefix in ("data", "segments") for each in log.client.list(prefix)}
+
+
+def named(log: ObjectLog) -> set[str]:
+    state = log.store_state()
+    entries = [*state.objects.items(), *state.dead.items()]
+    return {name for entry, each in entries for name in stored_names(entry, each)}
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 12])
+def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions: int) -> None:
+    log.create_topic("t", partitions)
+    fill(log, partitions)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    expected = latest(log)
+    before = Counter(log.client.counts)
+    assert [stats.rounds for stats in run(log)] == [1] * partitions
+    counts = Counter(log.client.counts) - before
+    # Of each partition: the segment and its side, and a poll and the boundary of the commit.
+    assert counts["GET"] <= (2 + 2) * partitions + 2
+    # Of each: the claim, the segment, its side, the commit.
+    assert (counts["PUT"], counts["LIST"]) == (4 * partitions, 0)
+    assert records(log) == expected
+    assert named(log) == stored(log)
+
+
+def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
+    log.create_topic("t", 2)
+    fill(log, 2)
+    run(log)
+    number = log.store_state().number
+    before = Counter(log.client.counts)
+    assert store_manager.clean(log, now_ms=NOW_MS) == []
+    assert Counter(log.client.counts) - before == {"GET": 2}
+    assert log.store_state().number == number
+
+
+def test_segments_without_obsolete_records_are_not_written_again(log: ObjectLog) -> None:
+    """They are written once more, for their key index."""
+    log.create_topic("t", 1, {"segment.bytes": "300", "compression.type": "uncompressed"})
+    for first in range(0, 40, 8):
+        rows = [(b"%d" % key, b"v" * 20) for key in range(first, first + 8)]
+        log.append("t", rows, now_ms=NOW_MS)
+    run(log)
+    kept = set(log.store_state().objects)
+    log.append("t", [("39", "w")], now_ms=NOW_MS)
+    expected = latest(log)
+    run(log)
+    assert records(log) == expected
+    assert len(kept & set(log.store_state().objects)) >= len(kept) - 1
+
+
+# --- rules ---------------------------------------------------------------------------------------
+
+
+def test_a_tombstone_goes_in_two_stages(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"delete.retention.ms": "1000"})
+    fill(log, commits=2, keys=2)
+    log.append("t", [("0", None)], now_ms=NOW_MS)
+    run(log)
+    assert [value for _, _, value in records(log)["t", 0]] == [b"1 1", None]
+    state = log.store_state()
+    cleaned = state.cleaned_of(log.describe("t").topic_id, 0)
+    assert cleaned is not None and layout.DELETE_HORIZON in cleaned.notes
+    assert store_manager.choose(state, now_ms=NOW_MS + 999).partitions == []
+    assert store_manager.choose(state, now_ms=NOW_MS + 1000).partitions == [("t", 0)]
+    store_manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
+    assert [value for _, _, value in records(log)["t", 0]] == [b"1 1"]
+    assert store_manager.choose(log.store_state(), now_ms=NOW_MS + DAY_MS).partitions == []
+
+
+def test_a_section_of_which_nothing_stays_is_read_and_cleaned_again(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"delete.retention.ms": "0"})
+    log.append("t", [("a", "1"), ("a", None)], now_ms=NOW_MS)
+    run(log)
+    run(log, NOW_MS + 1)
+    run(log, NOW_MS + 2)
+    assert records(log)["t", 0] == []
+    assert log.offset_for_time("t", NOW_MS)[0] is None
+    log.append("t", [("b", "1"), ("b", "2")], now_ms=NOW_MS)
+    assert len(records(log)["t", 0]) == 2
+    run(log, NOW_MS + 3)
+    assert records(log)["t", 0] == [(3, b"b", b"2")]
+    assert records(ObjectLog(log.address)) == records(log)
+
+
+def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: ObjectLog) -> None:
+    lags = {"min.compaction.lag.ms": "5000", "max.compaction.lag.ms": "100000"}
+    log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9"})
+    fill(log)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    last_ms = NOW_MS + 3
+
+    def due(now_ms: int) -> bool:
+        return bool(store_manager.choose(log.store_state(), now_ms=now_ms).partitions)
+
+    assert [due(last_ms + ms) for ms in (0, 4_999, 5_000)] == [False, False, True]
+    store_manager.clean(log, now_ms=last_ms + 5_000)
+    fill(log, commits=1)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    assert [due(NOW_MS + ms) for ms in (6_000, 100_000, 100_001)] == [False, False, True]
+
+
+def test_the_policy_delete_is_regrouped_and_not_cleaned(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"cleanup.policy": "delete"})
+    fill(log)
+    before = records(log)
+    assert run(log) == []
+    assert records(log) == before
+    assert log.store_state().fresh == 0
+
+
+def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {**CHANGING, "retention.ms": "1000"})
+    fill(log)
+    found = StoreCleaner(log).run_once(NOW_MS, force=True)
+    assert [len(each) for each in (found.regrouped, found.cleaned, found.retained)] == [1, 1, 0]
+    assert len(records(log)["t", 0]) == 5
+    found = StoreCleaner(log).run_once(NOW_MS + 2000)
+    assert [each.log_start_offset for each in found.retained] == [20]
+    assert records(log)["t", 0] == []
+
+
+# --- conflicts -----------------------------------------------------------------------------------
+
+
+def during_the_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> list[Any]:
+    """Let another process act before the commit of a cleaning."""
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    other, swap, acts = ObjectLog(log.address), log.swap, [act]
+
+    def late(*given: Any, **options: Any) -> bool:
+        for each in acts:
+            acts.clear()
+            each(other)
+        return swap(*given, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "swap", late)
+        return run(log)
+
+
+def test_of_two_cleaners_one_is_lost_and_deletes_what_it_wrote(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    expected = latest(log)
+    assert during_the_swap(log, run) == []
+    assert records(log) == expected
+    assert named(log) == stored(log)
+
+
+def test_an_append_during_a_cleaning_stays_dirty(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    assert len(during_the_swap(log, lambda other: fill(other, commits=1))) == 1
+    assert len(records(log)["t", 0]) == 10
+    expected = latest(log)
+    run(log)
+    assert records(log) == expected
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        pytest.param(lambda other: other.delete_topic("t", now_ms=NOW_MS), id="topic"),
+        pytest.param(lambda other: other.delete_records("t", 0, 17), id="some records"),
+        pytest.param(lambda other: other.delete_records("t", 0, -1), id="all records"),
+        pytest.param(lambda other: other.apply_retention(now_ms=NOW_MS * 2), id="retention"),
+        pytest.param(
+            lambda other: other.alter_topic("t", {"cleanup.policy": "delete"}), id="policy"
+        ),
+    ],
+)
+def test_what_is_deleted_during_a_cleaning_does_not_come_back(
+    log: ObjectLog, act: Callable[[ObjectLog], Any]
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    during_the_swap(log, act)
+    other = ObjectLog(log.address)
+    assert records(log) == records(other)
+    assert all(offset >= 17 for offset, _, _ in records(log).get(("t", 0), [])) or (
+        log.describe("t").config["cleanup.policy"] == "delete"
+    )
+    assert named(log) == stored(log)
+
+
+def test_a_claim_keeps_other_cleaners_away_for_ten_minutes(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    other = ObjectLog(log.address)
+    with other.claim(f"{log.describe('t').topic_id}-0", now_ms=NOW_MS) as is_mine:
+        assert is_mine
+        assert store_manager.clean(log, now_ms=NOW_MS) == []
+        assert len(store_manager.clean(log, now_ms=NOW_MS + 600_000)) == 1
+    assert [*log.client.list("claims")] == []
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER, Spoil.FAILED])
+def test_a_death_or_failure_at_any_request_leaves_all_or_nothing(
+    spoil: Spoil, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_log, "ObjectClient", SpoiledClient)
+    monkeypatch.setattr(object_log, "CommitLog", Impatient)
+    number, is_spoiled = 0, True
+    while is_spoiled:
+        number += 1
+        log = new_log()
+        log.create_topic("t", 2)
+        fill(log, 2, commits=2)
+        expected = latest(log)
+        assert isinstance(log.client, SpoiledClient)
+        log.client.is_spoiled = False
+        log.client.spoil({number: spoil})
+        with contextlib.suppress(Killed, StorageError, CommitInDoubtError):
+            run(log)
+        is_spoiled = log.client.is_spoiled
+        log.client.spoil({})
+        other = ObjectLog(log.address)
+        assert latest(other) == expected
+        assert named(other) <= stored(other)
+        run(other, NOW_MS + DAY_MS)
+        assert records(other) == expected
+    assert number > 30
+
+
+def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog) -> None:
+    log.create_topic("t", 2)
+    fill(log, 2)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    topic_id = log.describe("t").topic_id
+    ((name, _),) = log.store_state().extents(topic_id, 1)
+    found = log.client.get(name)
+    assert found is not None
+    data = bytearray(found.data)
+    data[layout.BATCH_OVERHEAD + 5] ^= 1
+    log.client.put_unique(name, bytes(data))
+    results = {stats.partition: stats.error for stats in run(log)}
+    assert results[0] is None
+    assert results[1] is not None and results[1].startswith(log.root)
+    cleaned = log.store_state().cleaned_of(topic_id, 1)
+    assert cleaned is not None
+    mark = uncleanable_of(cleaned.notes[layout.UNCLEANABLE])
+    assert (mark.reason, mark.failures) == (results[1], 1)
+
+    def chosen(now_ms: int) -> list[tuple[str, int]]:
+        return store_manager.choose(log.store_state(), now_ms=now_ms).partitions
+
+    assert (chosen(NOW_MS + 1), chosen(NOW_MS + 60_000)) == ([], [("t", 1)])
+    log.client.put_unique(name, found.data)
+    assert [stats.error for stats in store_manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
+    cleaned = log.store_state().cleaned_of(topic_id, 1)
+    assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
+
+
+def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    before, number = records(log), log.store_state().number
+    aborted: list[Any] = []
+
+    def check() -> None:
+        from kafkalog.cleaner.rewrite.clean import CleaningAborted
+
+        raise CleaningAborted("stop")
+
+    cleaning = StoredCleaning(log=log, now_ms=NOW_MS, check_abort=check, on_aborted=aborted.append)
+    assert cleaning.clean("t", 0) is None
+    assert (records(log), log.store_state().number) == (before, number)
+    assert named(log) == stored(log)
+
+
+# --- who does it ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def public() -> Iterator[kafkalog.KafkaLog]:
+    log = new_log()
+    log.create_topic("t", 2)
+    fill(log, 2)
+    with kafkalog.open(log.root) as opened:
+        yield opened
+
+
+def test_a_log_in_an_object_store_is_cleaned_on_demand(public: kafkalog.KafkaLog) -> None:
+    assert [stats.records_kept for stats in public.clean("t", force=True)] == [5, 5]
+    assert sum(rows.num_rows for rows in public.read("t", 0)) == 5
+    record = public.lookup("t", "3", partition=0)
+    assert record is not None and record.value == b"3 6"
+
+
+def test_a_thread_regroups_and_cleans_what_is_due() -> None:
+    log = new_log()
+    log.create_topic("t", 2)
+    fill(log, 2)
+    with kafkalog.open(log.root, cleaner=CleanerConfig(backoff_ms=10)) as opened:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if sum(map(len, records(log).values())) == 10:
+                break
+            time.sleep(0.05)
+        cleaner = opened.cleaner
+        assert cleaner is not None and cleaner.failures == 0
+    assert sum(map(len, records(log).values())) == 10
+    assert log.store_state().fresh == 0
+
+
+def test_the_verb_clean_cleans_a_log_in_an_object_store(
+    public: kafkalog.KafkaLog, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = str(public._engine.root)
+    assert clean_verb.command(root, "t", force=True, json=True) == 0
+    assert capsys.readouterr().out.count('"recordsKept":') == 2
+
+
+def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog) -> None:
+    log = public._engine
+    assert isinstance(log, ObjectLog)
+    partitions = spark_job._chosen(log, "t", True)
+    assert partitions == [("t", 0), ("t", 1)]
+    batch = pa.record_batch({"id": pa.array([1], pa.int64())})
+    place = spark_job._place(log)
+    (found,) = spark_job._clean_places(place, partitions, True, CleanerConfig(), [batch])
+    assert found.num_rows == 1
+    assert [len(rows) for rows in records(log).values()] == [20, 5]
+
+
+def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = new_log().root
+    options = SinkOptions.parse({"path": root, "topic": "t"})
+    log = shared_engine(options.root)
+    assert isinstance(log, ObjectLog)
+    log.create_topic("t")
+    monkeypatch.setattr(backlog, "FRESH_WARNED", 3)
+    monkeypatch.setattr(object_log, "FRESH_MAX", 5)
+    with caplog.at_level(logging.WARNING, "kafkalog.sink"):
+        for number in range(1, 5):
+            log.append("t", [("k", "v")], now_ms=NOW_MS)
+            backlog.warn_of_backlog(options, "q", NOW_MS)
+            assert len(caplog.records) == (number >= 3)
+    assert "kafkalog cleaner memory://" in caplog.text
+    assert log.store_state().fresh == 4
+    before = log.offsets("t")
+    log.append("t", [("k", "v")], now_ms=NOW_MS)
+    assert (log.store_state().fresh, len(log.store_state().objects)) == (0, 1)
+    assert log.offsets("t") == {0: (0, before[0][1] + 1)}

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
@@ -327,6 +328,10 @@ class KafkaLog:
         Raises InvalidInputError when the log is closed.
         """
         self._check_open()
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import status_store
+
+            return status_store(self._engine.store_state(), _clock(now_ms)())
         from kafkalog.cleaner.report.status import status
 
         return status(engine_of(self), _clock(now_ms)())
@@ -337,6 +342,10 @@ class KafkaLog:
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import explain_store
+
+            return explain_store(self._engine.store_state(), topic, _clock(now_ms)())
         from kafkalog.cleaner.report.explain import explain
 
         return explain(engine_of(self), topic, _clock(now_ms)())

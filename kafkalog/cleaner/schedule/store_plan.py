@@ -1,4 +1,4 @@
-"""Plan what a log in an object store needs next: pure functions of figures, with their reasons.
+"""Plan what a log in an object store needs next: pure functions, with their reasons and figures.
 
 Two plans are made: whether to regroup the fresh objects, and what to do with one partition.
 
@@ -13,12 +13,20 @@ say: one GET for each object, and one segment object for each 64 MiB.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from kafkalog.cleaner.dedup.delete_horizon import delete_horizon_of
+from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.prices import S3_STANDARD, Prices
+from kafkalog.storage_engine.object_store.regroup import fresh_objects
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
 
 PUTS_PER_OUTPUT: Final = 2
 """A segment object, and the one beside it."""
@@ -32,6 +40,7 @@ MERGED: Final = 8
 """How many segment objects of one size class become one."""
 LARGEST: Final = 64 << 20
 """The size of a segment object that needs no merge."""
+_HOUR_MS: Final = 3_600_000
 _SMALLEST: Final = 64 << 10
 """Below this size all segment objects are of one class."""
 
@@ -180,7 +189,7 @@ def plan_partition(
     else:
         text = "Its cleanup.policy has no compact, so no record becomes obsolete."
         decision = Decision(REST, "policy", text)
-    first, end = _mergeable(parts, is_compacted=config.is_compacted)
+    first, end = _mergeable(parts)
     if first == end:
         return decision
     size = sum(part.size for part in parts[first:end])
@@ -201,6 +210,8 @@ def _cleaning(
     clean_bytes = sum(part.size for part in parts if not part.is_dirty)
     dirty_bytes = sum(part.size for part in aged)
     total = clean_bytes + dirty_bytes
+    firsts = [part.max_timestamp for part in aged if part.max_timestamp > 0]
+    delay_ms = max(0, now_ms - min(firsts) - config.max_compaction_lag_ms) if firsts else 0
     ratio = dirty_bytes / total if total else 0.0
     figures = {
         "cleanBytes": clean_bytes,
@@ -209,10 +220,9 @@ def _cleaning(
         "freshBytes": sum(part.size for part in parts if part.is_fresh),
         "dirtyRatio": ratio,
         "minDirtyRatio": config.min_cleanable_dirty_ratio,
+        "compactionDelayMs": delay_ms,
     }
-    first_ms = min((part.max_timestamp for part in aged if part.max_timestamp > 0), default=None)
-    is_late = first_ms is not None and now_ms - first_ms > config.max_compaction_lag_ms
-    if is_late:
+    if figures["compactionDelayMs"]:
         text = "Its oldest dirty record is older than max.compaction.lag.ms allows."
         return Decision(CLEAN, "lag", text, figures)
     if horizon_ms is not None and horizon_ms <= now_ms:
@@ -232,15 +242,14 @@ def _cleaning(
     return Decision(REST, "ratio", shown, figures, horizon_ms)
 
 
-def _mergeable(parts: Sequence[Part], *, is_compacted: bool) -> tuple[int, int]:
+def _mergeable(parts: Sequence[Part]) -> tuple[int, int]:
     """Return the first eight neighbours of one size class, as (first, end); (0, 0) for none.
 
-    A compacted partition's clean section is left alone: the cleaner groups it.
+    The clean section is left alone: the cleaner groups its segments, and they have gaps.
     """
     start = 0
     for place, part in enumerate(parts):
-        is_fixed = part.is_fresh or part.size >= LARGEST or (is_compacted and not part.is_dirty)
-        if is_fixed:
+        if part.is_fresh or part.size >= LARGEST or not part.is_dirty:
             start = place + 1
         elif _size_class(part.size) != _size_class(parts[start].size):
             start = place
@@ -252,3 +261,75 @@ def _mergeable(parts: Sequence[Part], *, is_compacted: bool) -> tuple[int, int]:
 def _size_class(size: int) -> int:
     """Return the class of a size: each begins at eight times the size of the one before."""
     return max(0, (size // _SMALLEST).bit_length() + 2) // 3
+
+
+# --- the figures of a state ----------------------------------------------------------------------
+
+
+def fresh_of(state: StoreState, now_ms: int) -> Fresh:
+    """Return the fresh objects of a state.
+
+    The usual gap between two is that of the last hour: regrouped ones are dead, and still known.
+    """
+    objects = [state.objects[name] for name in fresh_objects(state)]
+    if not objects:
+        return Fresh(0, 0, 0, 0, now_ms, 0, 0)
+    runs = Counter((run.topic_id, run.partition) for each in objects for run in each.extents)
+    oldest_ms = min(each.added_ms for each in objects)
+    gone = sum(
+        now_ms - dead.time_ms <= _HOUR_MS and not layout.is_stored_segment(name)
+        for name, dead in state.dead.items()
+    )
+    span_ms = max(_HOUR_MS, now_ms - oldest_ms) if gone else now_ms - oldest_ms
+    return Fresh(
+        len(objects),
+        sum(each.size for each in objects),
+        len(runs),
+        sum(count == 1 for count in runs.values()),
+        oldest_ms,
+        sum(max(0, now_ms - each.added_ms) for each in objects),
+        max(0, span_ms) // (len(objects) + gone),
+    )
+
+
+def live_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
+    """Return the extents of a partition that have records above its log start, ascending."""
+    known = state.log.topic(topic)
+    start = known.partitions[partition].log_start_offset
+    placed = state.extents(known.topic_id, partition)
+    return [each for each in placed if each.extent.next_offset > start]
+
+
+def plan_of(
+    state: StoreState, topic: str, partition: int, now_ms: int, *, with_fresh: bool = True
+) -> Decision:
+    """Plan a partition of a state; fresh records count as dirty ones, or not at all."""
+    known = state.log.topic(topic)
+    first_dirty = valid_first_dirty_offset(known.partitions[partition])
+    parts = [
+        Part(
+            extent.size,
+            extent.max_timestamp,
+            extent.next_offset > first_dirty,
+            not layout.is_stored_segment(name),
+        )
+        for name, extent in live_extents(state, topic, partition)
+        if with_fresh or layout.is_stored_segment(name)
+    ]
+    cleaned = state.cleaned_of(known.topic_id, partition)
+    notes = {} if cleaned is None else cleaned.notes
+    horizon_ms = delete_horizon_of(notes.get(layout.DELETE_HORIZON, ""), first_dirty)
+    config = TopicConfig.parse(known.config)
+    return plan_partition(config, parts, now_ms=now_ms, horizon_ms=horizon_ms)
+
+
+def regroup_of(state: StoreState, now_ms: int) -> Decision:
+    """Plan the regroup of a state."""
+    fresh = fresh_of(state, now_ms)
+    is_awaited = fresh.count > 0 and any(
+        decision.act == CLEAN and decision.figures["freshBytes"]
+        for name, known in state.log.topics.items()
+        for number, _ in known.present()
+        for decision in [plan_of(state, name, number, now_ms)]
+    )
+    return plan_regroup(fresh, now_ms=now_ms, is_awaited=is_awaited)

@@ -70,6 +70,8 @@ class ObjectLog(LogEngine):
         self.root: str = str(self.address)
         self.read_only = read_only
         self.client = ObjectClient(self.address)
+        self.collected_ms: int | None = None
+        """When a cleaner of this process has last collected what nobody needs (epoch ms)."""
         self._is_closed = False
         if create and not read_only:
             CommitLog.create(self.client)

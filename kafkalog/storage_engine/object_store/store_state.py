@@ -212,7 +212,8 @@ def _object_values(each: DataObject) -> list[Any]:
 def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     """Return an object of a commit, or one of a snapshot, whose values name its commit."""
     size, extents, *rest = values
-    added_at, side_size, added_ms = (*rest, *(0, 0, time_ms)[len(rest) :])
+    padded = [*rest, *[0, 0, time_ms][len(rest) :]]
+    added_at, side_size, added_ms = padded
     found = tuple(map(_extent, extents))
     if not side_size and not all(extent.size for extent in found):
         raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty

@@ -9,14 +9,16 @@ that become segment objects.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
+from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -41,6 +43,8 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
+_Given = TypeVar("_Given")
+_Result = TypeVar("_Result")
 
 
 class ScratchPartition:
@@ -96,8 +100,7 @@ class ScratchPartition:
         Raises CorruptLogError, StorageError, OSError.
         """
         self.restore_notes()
-        with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
-            sections = [*pool.map(self._fetch, self.sources)]
+        sections = _each(self._fetch, self.sources)
         keys = {section.key for section in sections}
         list_sections(self.directory, sections, present=keys)
 
@@ -149,11 +152,16 @@ class ScratchPartition:
         return self.engine.describe(self._topic.name).partitions[self._partition]
 
     def notes(self) -> Mapping[str, str]:
-        """Return what the cleaning leaves for the next one."""
+        """Return what the cleaning leaves for the next one; of earlier ones the last is enough."""
         found = {}
         for name in NOTES:
             with contextlib.suppress(FileNotFoundError):
-                found[name] = self.about_the_log(files.read_file(self.directory / name).decode())
+                text = files.read_file(self.directory / name).decode()
+                content = json.loads(self.about_the_log(text))
+                content.pop(EARLIER, None)
+                if "config" in content:  # that of the directory has smaller segments
+                    content["config"] = dict(self._topic.config)
+                found[name] = json.dumps(content)
         return found
 
     def about_the_log(self, text: str) -> str:
@@ -172,26 +180,21 @@ class ScratchPartition:
         segments = list_segments(self.directory)
         with contextlib.closing(GapFile(self.directory / layout.GAPS)) as gaps:
             replaced = {name for name, _ in self.sources}
-            with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
-                waiting = []
-                for segment, end in self._followed(segments):
-                    source = self._inodes.get(segment.log.stat().st_ino)
-                    if source is not None and not self._gains_keys(source, segment):
-                        replaced.discard(source)
-                        continue
-                    sections = self._sections(segment, gaps)
-                    extent = self._extent(segment, end)
-                    waiting.append(
-                        pool.submit(
-                            put_segment,
-                            self._client,
-                            self._state.number,
-                            extent,
-                            segment.log,
-                            sections,
-                        )
-                    )
-                outputs += [future.result() for future in waiting]
+            new: list[tuple[SegmentFiles, Extent]] = []
+            for segment, end in self._followed(segments):
+                source = self._inodes.get(segment.log.stat().st_ino)
+                if source is not None and not self._gains_keys(source, segment):
+                    replaced.discard(source)
+                else:
+                    new.append((segment, self._extent(segment, end)))
+
+            def put_one(each: tuple[SegmentFiles, Extent]) -> None:
+                segment, extent = each
+                sections = self._sections(segment, gaps)
+                seen = self._state.number
+                outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
+
+            _each(put_one, new)
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -234,6 +237,14 @@ class ScratchPartition:
         rows = np.concatenate([*listed[-1].all()])
         found[layout.GAPS] = rows.astype(">i8").tobytes()
         return found
+
+
+def _each(act: Callable[[_Given], _Result], given: Sequence[_Given]) -> list[_Result]:
+    """Do some requests side by side."""
+    if len(given) < 2:
+        return [*map(act, given)]
+    with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
+        return [*pool.map(act, given)]
 
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:

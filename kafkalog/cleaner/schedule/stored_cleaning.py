@@ -64,7 +64,7 @@ class StoredCleaning:
         reason of a failure. Raises CommitInDoubtError, and StorageError if the store refuses even
         the mark.
         """
-        state = self.log.store_state()
+        state = self.log.known_state  # the swap finds out if it is not the newest
         known = state.log.topics.get(topic)
         if known is None or not closed_extents(state, topic, partition):
             return None

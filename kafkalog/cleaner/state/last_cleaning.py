@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
 
 _VERSION: Final = 1
-_EARLIER: Final = "earlier"
+EARLIER: Final = "earlier"
 """The name of the earlier cleanings' figures, latest first; older files lack it."""
 KEPT: Final = 32
 """Number of cleanings to remember."""
@@ -61,7 +61,7 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
         tombstones=stats.tombstones_kept,
     )
     earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
-    told = {"version": _VERSION, **asdict(cleaning), _EARLIER: earlier}
+    told = {"version": _VERSION, **asdict(cleaning), EARLIER: earlier}
     content = json.dumps(told).encode() + b"\n"
     with contextlib.suppress(OSError):
         files.write_atomically(directory / layout.LAST_CLEANING, content)
@@ -83,7 +83,7 @@ def read_cleanings(directory: Path) -> list[LastCleaning]:
     last = _cleaning(content)
     if last is None:
         return []
-    earlier = content.get(_EARLIER, [])
+    earlier = content.get(EARLIER, [])
     known = [_cleaning(one) for one in earlier] if isinstance(earlier, list) else []
     return [last, *(one for one in known if one is not None)]
 

@@ -212,12 +212,12 @@ def _object_values(each: DataObject) -> list[Any]:
 def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     """Return an object of a commit, or one of a snapshot, whose values name its commit."""
     size, extents, *rest = values
-    padded = [*rest, *[0, 0, time_ms][len(rest) :]]
-    added_at, side_size, added_ms = padded
+    numbers = [*map(int, rest), *[0, 0, time_ms][len(rest) :]]
+    added_at, side_size, added_ms = numbers
     found = tuple(map(_extent, extents))
     if not side_size and not all(extent.size for extent in found):
         raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty
-    return DataObject(int(size), int(added_at) or number, found, int(side_size), int(added_ms))
+    return DataObject(int(size), added_at or number, found, side_size, added_ms)
 
 
 def _cleaned_values(cleaned: Cleaned) -> list[Any]:

@@ -215,7 +215,7 @@ class Transaction(LogChange):
         self.state = self._journal.append(change, sync=is_synced, ends_work=not self._uncertain)
         self._let_go()
         for created in self._created.values():
-            for number in range(len(created.partitions)):
+            for number, _ in created.present():
                 name = layout.partition_directory(created.name, number)
                 partition_directory.note_recorded(self._root / name)
         self._change, self._synced = Change(), None

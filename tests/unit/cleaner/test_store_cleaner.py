@@ -108,8 +108,8 @@ def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions
     before = Counter(log.client.counts)
     assert [stats.rounds for stats in run(log)] == [1] * partitions
     counts = Counter(log.client.counts) - before
-    # Of each partition: the segment and its side, and a poll and the boundary of the commit.
-    assert counts["GET"] <= (2 + 2) * partitions + 2
+    # Of each partition: the segment, its side, and the boundary after the commit. And polls.
+    assert counts["GET"] == 3 * partitions + 2
     # Of each: the claim, the segment, its side, the commit.
     assert (counts["PUT"], counts["LIST"]) == (4 * partitions, 0)
     assert records(log) == expected

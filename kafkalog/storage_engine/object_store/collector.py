@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -34,8 +34,7 @@ from kafkalog.storage_engine.object_store.store_state import (
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.object_store.client import ObjectEntry
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.client import ObjectClient, ObjectEntry
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 
 DELETE_DELAY_MS: Final = 3_600_000
@@ -47,6 +46,30 @@ _FORGOTTEN_MAX: Final = 1000
 _DELETE_DELAY: Final = "file.delete.delay.ms"
 _PASSING: Final = (layout.STORED_CLAIMS, layout.STORED_PROBE)
 """Folders of objects that no commit ever names."""
+
+
+_Result = TypeVar("_Result")
+
+
+class CollectedLog(Protocol):
+    """What a collector asks of the log: an `ObjectLog`."""
+
+    client: ObjectClient
+
+    def check_writable(self) -> None:
+        """Raise InvalidInputError where the log is read-only, or closed."""
+
+    def store_state(self) -> StoreState:
+        """Return the newest state."""
+
+    def change(self, work: Callable[[StoreDraft], _Result], *, now_ms: int) -> _Result:
+        """Make the changes that `work` drafts, in one commit."""
+
+    def boundary(self) -> int:
+        """Return up to which number commits may have been deleted."""
+
+    def move_boundary(self, number: int) -> None:
+        """Announce that commits up to a number may be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +87,7 @@ class Collected:
         return self.dead + self.orphans + self.commits
 
 
-def collect(log: ObjectLog, *, now_ms: int) -> Collected:
+def collect(log: CollectedLog, *, now_ms: int) -> Collected:
     """Delete dead objects, orphans and old commits, as far as their time has come.
 
     Raises StorageError; what was done stays done.
@@ -101,7 +124,7 @@ def deleted_after(state: StoreState) -> Callable[[str, Dead], int]:
     return of
 
 
-def delete_dead(log: ObjectLog, *, now_ms: int, names: Iterable[str] | None = None) -> int:
+def delete_dead(log: CollectedLog, *, now_ms: int, names: Iterable[str] | None = None) -> int:
     """Delete the dead objects whose delay has passed, or those of `names` at once; count them."""
     log.check_writable()
     state = log.store_state()
@@ -129,7 +152,7 @@ def _forgetting(names: Iterable[str]) -> Callable[[StoreDraft], None]:
 # --- orphans -------------------------------------------------------------------------------------
 
 
-def sweep(log: ObjectLog, *, now_ms: int, age_ms: int = STAGED_RETENTION_MS) -> int:
+def sweep(log: CollectedLog, *, now_ms: int, age_ms: int = STAGED_RETENTION_MS) -> int:
     """Delete objects of that age that no commit names; return how many.
 
     Claims and what a probe of the store has left are older than their use then, and go too.
@@ -159,7 +182,7 @@ def unnamed(state: StoreState, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in named]
 
 
-def _old(log: ObjectLog, folder: str, before_ms: int) -> Iterator[ObjectEntry]:
+def _old(log: CollectedLog, folder: str, before_ms: int) -> Iterator[ObjectEntry]:
     return (each for each in log.client.list(folder) if each.modified_ms < before_ms)
 
 
@@ -177,7 +200,7 @@ def _sweeping(listed: list[str]) -> Callable[[StoreDraft], list[str]]:
 # --- the commit log ------------------------------------------------------------------------------
 
 
-def cut_commit_log(log: ObjectLog, *, now_ms: int) -> int:
+def cut_commit_log(log: CollectedLog, *, now_ms: int) -> int:
     """Delete commits and snapshots below the last snapshot but one, a day old; count them.
 
     Three requests as long as there are none.
@@ -210,7 +233,7 @@ def _snapshots(names: Iterable[str]) -> Iterator[int]:
             yield parsed[0]
 
 
-def _is_old(log: ObjectLog, number: int, before_ms: int) -> bool:
+def _is_old(log: CollectedLog, number: int, before_ms: int) -> bool:
     entry = log.client.head(layout.stored_commit(number))
     return entry is not None and entry.modified_ms < before_ms
 

@@ -36,11 +36,12 @@ from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import Bytes, Integers, RecordTable
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 
 RUN_ENTRIES: Final = 1 << 18
@@ -232,40 +233,54 @@ def _blocks(entries: Uint64s) -> bytes:
 class KeyIndex:
     """The key index of an open segment; `close` it."""
 
-    def __init__(self, fd: int, count: int, secret: bytes, *, is_unchanged: bool = False) -> None:
+    def __init__(
+        self, source: ByteSource, count: int, secret: bytes, *, is_unchanged: bool = False
+    ) -> None:
         self.count = count
         """Number of entries: one per record with a key."""
         self.secret = secret
         self.is_unchanged = is_unchanged
         """Whether the segment is unchanged; see `unchanged_segments`."""
-        self._fd = fd
+        self._source = source
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
     @classmethod
     def open(cls, directory: Path, segment: OpenSegmentFile) -> KeyIndex | None:
         """Open the index of a segment; None if it has no valid one. Hold the segments lock."""
-        base_offset = segment.base_offset
         if not segment.is_live:
             return None
         try:
-            fd = files.open_to_read(directory / layout.key_index_file(base_offset))
+            fd = files.open_to_read(directory / layout.key_index_file(segment.base_offset))
         except OSError:
             return None
-        found = _read_header(fd, segment)
+        source = FileBytes(fd)
+        found = cls.of(source, segment, has_samples=True)
         if found is None:
-            os.close(fd)
+            source.close()
+        return found
+
+    @classmethod
+    def of(
+        cls, source: ByteSource, segment: OpenSegment, *, has_samples: bool = False
+    ) -> KeyIndex | None:
+        """Return the index with these bytes; None if they are no valid one of the segment.
+
+        With `has_samples`, compare the batches of which the index has the checksums: the file of
+        another segment may have got the name. An object of a store never has another's.
+        """
+        found = _read_header(source, segment, has_samples=has_samples)
+        if found is None:
             return None
         count, secret, is_unchanged = found
-        return cls(fd, count, secret, is_unchanged=is_unchanged)
+        return cls(source, count, secret, is_unchanged=is_unchanged)
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the file."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        if isinstance(self._source, FileBytes):
+            self._source.close()
 
     def positions(self, key: bytes) -> list[int] | None:
         """Return the ascending positions of batches that may hold a key; None if damaged."""
@@ -311,9 +326,7 @@ class KeyIndex:
         """Return the entries of some blocks, uint64 ascending; None if one is damaged."""
         count = min(count, self._block_count - first)
         try:
-            data = files.read_at(
-                self._fd, count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK
-            )
+            data = self._source.read_at(count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK)
         except OSError:
             return None
         with memoryview(data) as view:
@@ -355,11 +368,13 @@ def _is_sound(data: files.Buffer) -> bool:
     return bool(crc32c(data[: -layout.CHECKSUM.size]) == crc)
 
 
-def _read_header(fd: int, segment: OpenSegmentFile) -> tuple[int, bytes, bool] | None:
+def _read_header(
+    source: ByteSource, segment: OpenSegment, *, has_samples: bool
+) -> tuple[int, bytes, bool] | None:
     """Return (count, secret, is_unchanged) of an index of this segment; None if it is another's."""
     try:
-        data = files.read_at(fd, layout.KEYS_BLOCK, 0)
-        size = os.fstat(fd).st_size
+        data = source.read_at(layout.KEYS_BLOCK, 0)
+        size = source.size()
     except OSError:
         return None
     if not _is_sound(data):
@@ -373,7 +388,7 @@ def _read_header(fd: int, segment: OpenSegmentFile) -> tuple[int, bytes, bool] |
     blocks = 1 + -(-count // layout.KEYS_BLOCK_ENTRIES)
     if count < 0 or samples > layout.KEYS_SAMPLES_MAX or size != blocks * layout.KEYS_BLOCK:
         return None
-    for place in range(samples):
+    for place in range(samples if has_samples else 0):
         position, crc = layout.KEYS_SAMPLE.unpack_from(
             data, layout.KEYS_HEADER.size + place * layout.KEYS_SAMPLE.size
         )

@@ -21,6 +21,7 @@ from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
+from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
@@ -176,7 +177,7 @@ class PartitionLookup:
         self._scanned_bytes = 0
         try:
             if not isinstance(snapshot, DirectorySnapshot):
-                return  # an object store's log has no key indexes
+                return  # an object store's are opened when they are asked
             if snapshot.state.listed_from == layout.INT64_MAX:
                 return  # a broker's log: it has no index, and the broker ignores our locks
             with SegmentsLock(snapshot.directory).shared():
@@ -230,7 +231,7 @@ class PartitionLookup:
 
     def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
         base_offset = segment.base_offset
-        index = self._indexes.get(base_offset)
+        index = self._index(segment)
         positions = None if index is None else index.positions(key)
         for position in reversed(positions or ()):
             chunk = segment.batch_at(position)
@@ -247,6 +248,18 @@ class PartitionLookup:
             del self._indexes[base_offset]
             index.close()
         return self._scanned(segment, key, start, end)
+
+    def _index(self, segment: OpenSegment) -> KeyIndex | None:
+        """Return the index of a segment; that of a segment object is asked for by a request."""
+        found = self._indexes.get(segment.base_offset)
+        if found is not None or not isinstance(self.snapshot, ObjectSnapshot):
+            return found
+        side = self.snapshot.side(segment)
+        if side is not None:
+            found = KeyIndex.of(side.source(layout.KEYS), segment)
+        if found is not None:
+            self._indexes[segment.base_offset] = found
+        return found
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
         latest: Record | None = None

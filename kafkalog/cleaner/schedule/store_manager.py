@@ -7,6 +7,7 @@ hosts. A claim spares double work; the commit log decides.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +26,7 @@ from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
-from kafkalog.errors import UnknownTopicError
+from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.collector import collect, delete_dead
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import StoreState
     from kafkalog.storage_engine.writing.retention import RetentionStats
 
+_log = logging.getLogger(__name__)
 _DEFAULT: Final = CleanerConfig()
 _COLLECTION_MS: Final = 3_600_000
 _REGROUP: Final = "regroup"
@@ -51,15 +53,27 @@ def regroup_due(
 ) -> list[Regrouped]:
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
-    Raises CorruptBatchError, StorageError.
+    A damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
     """
     done: list[Regrouped] = []
+    damaged: set[str] = set()
     state = log.store_state()
     if not (fresh_objects(state) if force else regroup_of(state, now_ms).is_due):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
-        while (is_mine or force) and (names := fresh_objects(log.known_state)):
-            found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+        while is_mine or force:
+            names = [name for name in fresh_objects(log.known_state) if name not in damaged]
+            if not names:
+                break
+            try:
+                found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
+            except CorruptLogError as fault:
+                wrong = {name for name in names if str(fault.path).endswith(f"/{name}")}
+                if not wrong:
+                    raise
+                damaged |= wrong
+                _log.warning("%s: an object cannot be regrouped: %s", log.root, fault)
+                continue
             done.append(found)
             if found.is_lost and not force:
                 break
@@ -69,7 +83,10 @@ def regroup_due(
 def merge_due(
     log: ObjectLog, *, now_ms: int, check_abort: Callable[[], None] = never
 ) -> list[Regrouped]:
-    """Merge small segment objects of one size class, eight at a time; return what was done."""
+    """Merge small segment objects of one size class, eight at a time; return what was done.
+
+    Damaged ones are left as they are, with a warning. Raises StorageError.
+    """
     done: list[Regrouped] = []
     state = log.known_state
     for topic, known in sorted(state.log.topics.items()):
@@ -80,8 +97,11 @@ def merge_due(
             placed = live_extents(state, topic, number)[slice(*plan.merged)]
             names = [each.object_name for each in placed]
             with log.claim(f"{known.topic_id}-{number}", now_ms=now_ms) as is_mine:
-                if is_mine and not any(_has_gaps(log, name) for name in names):
-                    done.append(regroup(log, names, now_ms=now_ms, check_abort=check_abort))
+                try:
+                    if is_mine and not any(_has_gaps(log, name) for name in names):
+                        done.append(regroup(log, names, now_ms=now_ms, check_abort=check_abort))
+                except CorruptLogError as fault:
+                    _log.warning("%s: an object cannot be merged: %s", log.root, fault)
     return done
 
 

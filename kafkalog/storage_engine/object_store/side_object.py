@@ -19,7 +19,10 @@ from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.segment.byte_source import ByteSource
 
+AROUND: Final = 64 << 10
+"""Bytes on both sides of a block of the key index that are fetched with it: the next guess."""
 BEGINNING: Final = 512 << 10
 """Bytes of the first request: the indexes of most segments, and the head of the key index."""
 SECTIONS: Final = (
@@ -40,6 +43,32 @@ def encoded(sections: Mapping[str, bytes]) -> bytes:
         layout.SIDE_MAGIC, layout.SIDE_VERSION, len(table), crc32c(table)
     )
     return b"".join([header, table, *(data for _, data in held)])
+
+
+class _SectionBytes:
+    """The bytes of a section; those around the last place that was read are kept."""
+
+    def __init__(self, side: SideObject, position: int, size: int) -> None:
+        self._side = side
+        self._position = position
+        self._size = size
+        self._kept: tuple[int, bytes] = (0, b"")
+
+    def size(self) -> int:
+        """Return the size of the section."""
+        return self._size
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """Return `size` bytes at `position`; fewer only at the end."""
+        end = min(position + size, self._size)
+        if self._side.holds(self._position + end):
+            return self._side.read(self._position + position, end - position)
+        start, kept = self._kept
+        if not start <= position <= end <= start + len(kept):
+            start = max(0, position - AROUND)
+            kept = self._side.read(self._position + start, min(end + AROUND, self._size) - start)
+            self._kept = start, kept
+        return kept[position - start : end - start]
 
 
 class SideObject:
@@ -69,16 +98,19 @@ class SideObject:
             raise CorruptLogError(self.place, position, f"{name} of its checksum", "other bytes")
         return data
 
-    def place_of(self, name: str) -> tuple[int, int]:
-        """Return the position and the size of a section; raises as `section` does."""
+    def source(self, name: str) -> ByteSource:
+        """Return the bytes of a section, to be read in parts; raises as `section` does."""
         position, size, _ = self._sections().get(name, (0, 0, 0))
-        return position, size
+        return _SectionBytes(self, position, size)
+
+    def holds(self, end: int) -> bool:
+        """Return whether all bytes before `end` are here."""
+        return end <= len(self._data)
 
     def read(self, position: int, size: int) -> bytes:
         """Return bytes of the object; a request if they are not in its beginning."""
-        end = position + size
-        if end <= len(self._data):
-            return self._data[position:end]
+        if self.holds(position + size):
+            return self._data[position : position + size]
         return bytes(self._client.fetch(self._name, position, size))
 
     def _sections(self) -> Mapping[str, tuple[int, int, int]]:

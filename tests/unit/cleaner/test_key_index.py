@@ -14,6 +14,7 @@ import pytest
 from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _key_hash, key_hashes
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import index_records, scan_batches
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from tests.builders.batch_builder import Record, batch_data
@@ -169,7 +170,10 @@ def test_a_writer_that_is_discarded_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_index_that_nobody_holds_any_more_is_closed(tmp_path: Path) -> None:
     index = written(tmp_path, *keys_of_some(10), run_entries=100)
-    fd = index._fd
+    source = index._source
+    assert isinstance(source, FileBytes)
+    fd = source.fd
+    del source
     os.fstat(fd)
     del index
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 import kafkalog
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
+from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
@@ -25,7 +27,7 @@ from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.object_store import object_log
+from kafkalog.storage_engine.object_store import object_log, side_object
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
@@ -114,6 +116,34 @@ def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions
     assert (counts["PUT"], counts["LIST"]) == (4 * partitions, 0)
     assert records(log) == expected
     assert named(log) == stored(log)
+
+
+def test_a_key_is_looked_up_by_three_requests(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of the indexes, a block of the key index, and a batch; then there are the polls."""
+    monkeypatch.setattr(side_object, "BEGINNING", 9_000)
+    monkeypatch.setattr(side_object, "AROUND", 0)
+    log.create_topic("t")
+    keys = [b"key %d" % number for number in range(20_000)]
+    log.append("t", [(key, key * 2) for key in keys], now_ms=NOW_MS)
+    log.append("t", [("key 7", "new")], now_ms=NOW_MS)
+    run(log)
+    before = Counter(log.client.counts)
+    with KeyLookup(log, "t") as lookup:
+        record = lookup.get(b"key 12345")
+        assert record is not None and record.value == b"key 12345" * 2
+        assert Counter(log.client.counts) - before == {"GET": 3 + 3}
+        before = Counter(log.client.counts)
+        assert lookup.get(b"key 12346") is not None
+        assert (Counter(log.client.counts) - before)["GET"] <= 1 + 2
+        for key in random.Random(1).sample(keys[8:], 50):
+            found = lookup.get(key)
+            assert found is not None and found.value == key * 2
+        new = lookup.get("key 7")
+        assert new is not None and new.value == b"new"
+        assert lookup.get("none") is None
+        assert lookup.scanned_bytes == 0
 
 
 def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
@@ -348,6 +378,37 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert [stats.error for stats in store_manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
+
+
+def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    name = sorted(log.store_state().objects)[1]
+    found = log.client.get(name)
+    assert found is not None
+    data = bytearray(found.data)
+    data[layout.BATCH_OVERHEAD + 5] ^= 1
+    log.client.put_unique(name, bytes(data))
+    assert [stats.error for stats in run(log)] == [None]
+    assert [each for each in log.store_state().objects if each.startswith("data")] == [name]
+    log.client.put_unique(name, found.data)
+    expected = latest(log)
+    run(log)
+    assert records(log) == expected
+    assert log.store_state().fresh == 0
+
+
+def test_fresh_objects_that_a_cleaning_waits_for_are_due_after_a_minute(log: ObjectLog) -> None:
+    log.create_topic("t")
+    log.append("t", [("k", "v")], now_ms=NOW_MS)
+
+    def regrouped(minutes: int) -> int:
+        return len(store_manager.regroup_due(log, now_ms=NOW_MS + 60_000 * minutes))
+
+    assert [regrouped(0), regrouped(1)] == [0, 1]
+    for _ in range(2):
+        log.append("t", [("k", "v")], now_ms=NOW_MS)
+    assert [regrouped(0), regrouped(1)] == [0, 1]
 
 
 def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:

@@ -107,8 +107,7 @@ def merge_due(
 
 def _has_gaps(log: ObjectLog, name: str) -> bool:
     """Return whether offsets are left out in a segment object, which was imported then."""
-    _, size = SideObject(log.client, layout.stored_side(name)).place_of(layout.GAPS)
-    return size > 0
+    return bool(SideObject(log.client, layout.stored_side(name)).section(layout.GAPS))
 
 
 def choose(

@@ -21,6 +21,7 @@ from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
@@ -124,10 +125,9 @@ class KeyLookup:
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
         if number in self._open:
             topic_id, held = self._open[number]
-            if 0 <= number < len(topic.partitions) and (topic_id, held.snapshot.state) == (
-                topic.topic_id,
-                topic.partitions[number],
-            ):
+            is_there = topic_id == topic.topic_id and 0 <= number < len(topic.partitions)
+            is_same = is_there and held.snapshot.state == topic.partitions[number]
+            if is_same and not self._is_replaced(held.snapshot):
                 return held
             self._close(number)
         snapshot = self._store.snapshot(topic.name, number, whole=True)
@@ -138,6 +138,12 @@ class KeyLookup:
             raise
         self._open[number] = topic.topic_id, held
         return held
+
+    def _is_replaced(self, snapshot: PartitionSnapshot) -> bool:
+        """Return whether a regrouping took the objects of a snapshot, which may be deleted soon."""
+        if isinstance(self._store, ObjectLog) and isinstance(snapshot, ObjectSnapshot):
+            return not snapshot.is_of(self._store.known_state)
+        return False
 
     def _close(self, number: int) -> None:
         _, held = self._open.pop(number)

@@ -171,6 +171,8 @@ def clean(
     if partition is None:
         regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
         merge_due(log, now_ms=now_ms, check_abort=check_abort)
+    else:
+        log.store_state()
     cleaning = StoredCleaning(
         log=log,
         now_ms=now_ms,
@@ -181,7 +183,7 @@ def clean(
         throttler=Throttler(config.io_max_bytes_per_second),
     )
     results: list[CleanerStats] = []
-    state = log.store_state()
+    state = log.known_state
     for name, number in choose(state, topic, partition, force=force, now_ms=now_ms).partitions:
         stats = _claimed(cleaning, name, number, force=force)
         if stats is not None:
@@ -205,7 +207,7 @@ def clean_filthiest(
     """
     regroup_due(log, now_ms=now_ms, check_abort=check_abort)
     merge_due(log, now_ms=now_ms, check_abort=check_abort)
-    schedule = choose(log.store_state(), now_ms=now_ms)
+    schedule = choose(log.known_state, now_ms=now_ms)
     watch(schedule)
     cleaning = StoredCleaning(
         log=log,

@@ -54,6 +54,13 @@ class ObjectSnapshot(PartitionSnapshot):
         self._ranges.close()
         self._sides.clear()
 
+    def is_of(self, state: StoreState) -> bool:
+        """Return whether a state has the same objects for the partition; a swap replaces them."""
+        topic = state.log.topics.get(self.topic)
+        if topic is None:
+            return False
+        return state.extents(topic.topic_id, self.partition) is self._extents
+
     def side(self, segment: OpenSegment) -> SideObject | None:
         """Return the indexes of a segment object; None for an extent of a mixed one."""
         wanted = covering(self._extents, segment.base_offset, segment.base_offset + 1)

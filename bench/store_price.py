@@ -56,11 +56,11 @@ def main(partitions: list[int]) -> None:
         share = TERABYTE / size
         price = S3_STANDARD.of(requests) * share
         gets = requests[GET] / OBJECTS
-        each = S3_STANDARD.get * count * OBJECTS * share
+        more = S3_STANDARD.get * (count - 1) * OBJECTS * share
         print(
             f"{count} partitions, 1 TB of 8 MiB objects: {dict(requests)} for {OBJECTS} objects "
-            f"({gets:.2f} GETs each), {price:.2f} $ at S3 Standard; one GET per partition and "
-            f"object would be {each:.2f} $ for the GETs of one pass, {2 * each:.2f} $ for two"
+            f"({gets:.2f} GETs each), {price:.2f} $ at S3 Standard; {price + more:.2f} $ with one "
+            "GET for each partition of an object"
         )
 
 

@@ -290,7 +290,14 @@ def test_a_writer_that_was_stopped_while_commits_were_deleted_goes_on(log: Objec
 
 
 @pytest.mark.usefixtures("_short_log")
-@pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER, Spoil.FAILED])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        Spoil.KILLED_AFTER,
+        pytest.param(Spoil.KILLED_BEFORE, marks=pytest.mark.slow),
+        pytest.param(Spoil.FAILED, marks=pytest.mark.slow),
+    ],
+)
 def test_a_collection_that_is_killed_at_any_request_is_finished_by_the_next(
     spoil: Spoil, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,8 +30,8 @@ OBJECTS = 128
 def counted(partitions: int) -> tuple[Counter[str], int]:
     """Return the requests that compact a log of 128 objects, and the bytes of the large log."""
     scale = OBJECT // max(8 << 10, 160 * partitions)
-    regroup.SEGMENT_SIZE_MAX = (64 << 20) // scale  # type: ignore[misc]
-    regroup.REGROUP_BYTES = 2 * OBJECTS * OBJECT // scale  # type: ignore[misc]
+    vars(regroup)["SEGMENT_SIZE_MAX"] = (64 << 20) // scale
+    vars(regroup)["REGROUP_BYTES"] = 2 * OBJECTS * OBJECT // scale
     log = ObjectLog(f"memory://{token_hex(8)}/log")
     log.create_topic("t", partitions)
     chance = random.Random(partitions)

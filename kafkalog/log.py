@@ -16,6 +16,7 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
@@ -339,6 +340,10 @@ class KafkaLog:
         Raises InvalidInputError when the log is closed.
         """
         self._check_open()
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import status_store
+
+            return status_store(self._engine.store_state(), _clock(now_ms)())
         from kafkalog.cleaner.report.status import status
 
         return status(engine_of(self), _clock(now_ms)())
@@ -349,6 +354,10 @@ class KafkaLog:
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import explain_store
+
+            return explain_store(self._engine.store_state(), topic, _clock(now_ms)())
         from kafkalog.cleaner.report.explain import explain_topics
 
         return explain_topics(engine_of(self), topic, _clock(now_ms)())

@@ -132,8 +132,7 @@ def _metrics(
         yield
         return
     from kafkalog.cleaner.metrics import served
-    from kafkalog.storage_engine.engine import engine_of
 
-    with served(engine_of(log), cleaner, port, address=address) as taken:
+    with served(log, cleaner, port, address=address) as taken:
         note(f"metrics at http://{address}:{taken}/metrics")
         yield

@@ -215,5 +215,5 @@ def engine_of(log: LogEngine | OpenedLog) -> Engine:
         return engine
     raise InvalidInputError(
         f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
-        "Use it for topics, appends, reads and streams."
+        "Use it for topics, records, cleaning, status and verify."
     )

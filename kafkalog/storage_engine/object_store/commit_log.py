@@ -108,7 +108,7 @@ class CommitLog:
         if client.get(layout.STORED_LOG) is not None:
             return False
         token = os.urandom(16)
-        client.probe(f"probe/{token.hex()}")
+        client.probe(f"{layout.STORED_PROBE}/{token.hex()}")
         boundary = NumberedObject(layout.STORED_BOUNDARY_MAGIC, 0, token).encode()
         found = _created(client, layout.STORED_BOUNDARY, boundary, patience_s).data
         place = f"{client.address}/{layout.STORED_BOUNDARY}"
@@ -155,7 +155,7 @@ class CommitLog:
         """
         is_late = self._elapsed() - self._checked_s > CHECK_AFTER_S
         if state is not base or is_late:
-            passed = self._boundary() if boundary is None else boundary
+            passed = self.boundary() if boundary is None else boundary
             self._state = state if passed <= base.number else self._loaded(StoreState())
         return self._state
 
@@ -189,8 +189,8 @@ class CommitLog:
         """The beginning of the token of each object of this log."""
         return self.log_id[: layout.STORED_TOKEN_ID]
 
-    def _boundary(self) -> int:
-        """Return up to which number the collector may have deleted commits."""
+    def boundary(self) -> int:
+        """Return up to which number the collector may have deleted commits; one GET."""
         checked_s = self._elapsed()
         for _ in self._tries():
             found = self._client.get(layout.STORED_BOUNDARY)
@@ -215,7 +215,7 @@ class CommitLog:
                 start = self._snapshot(snapshot)
             state = None if start is None else self._through(start, newest)
             if start is not None and state is not None:
-                if self._boundary() <= start.number:
+                if self.boundary() <= start.number:
                     return state
                 base = StoreState()  # the collector has passed it
         raise StorageError(
@@ -393,6 +393,23 @@ class CommitLog:
 
         self.commit(prepare)
         return not has_landed
+
+    def move_boundary(self, number: int) -> None:
+        """Let the boundary be at `number` or above, so that commits up to it may be deleted.
+
+        Two collectors may do so at once: it never moves down. Raises StorageError.
+        """
+        name, magic = layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC
+        data = NumberedObject(magic, number, self.log_id).encode()
+        for _ in self._tries():
+            found = self._client.get(name)
+            if found is None:
+                continue
+            if self._decoded(name, magic, found).number >= number:
+                return
+            if self._client.replace(name, data, found.etag) is Outcome.DONE:
+                return
+        raise StorageError(f"{self._place(name)}: the store neither moves it nor has it.")
 
     def _write_snapshot(self) -> None:
         """Write the snapshot that is due; the commit is made, so a failure is only logged."""

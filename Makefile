@@ -16,18 +16,25 @@ REST_JOBS ?= 2
 KERNELS := setup.py $(shell find kafkalog -name 'kernels.py' -o -path '*/kernels/*.py' -o -name '*.pxd')
 KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
     tests/unit/cleaner/test_kernels.py tests/unit/cleaner/test_merge_kernels.py
+# Files, locks, and what dies between two of their calls.
+PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.py commit.py cut.py engine.py files.py \
+    host.py journal.py partition.py partition_snapshot.py pins.py platform.py preallocation.py processes.py \
+    relaxed_commits.py release.py retention.py staging.py topic_deletion.py) \
+    $(addprefix tests/unit/cleaner/test_, clean.py manager.py manager_rules.py pause.py swap.py thread.py)
 KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo test test-rest test-all test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test store-suite nfs-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta and versitygw into .peers/ (Maven, Go; as root they are installed)
+peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
+
+demo-setup: $(DEMO_READY) ## install what the demo needs: gcc, Java and venv (as root), then .venv and the package
 
 demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; ARGS="--repo DIR --path DIR"
 	$(BIN)/python -m examples.git_table $(ARGS)
@@ -39,6 +46,9 @@ test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) 
 	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile -m "not chosen" $(ARGS)
 
 test-all: test test-rest ## every test, once
+
+test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
+	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen $(PLATFORM_TESTS) $(ARGS)
 
 test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
 	$(MAKE) --jobs=2 --output-sync $(KERNEL_BUILDS:%=test-kernels-%)
@@ -76,6 +86,12 @@ store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault,
 	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
 	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
+
+store-suite: $(READY) $(if $(KAFKALOG_TEST_PATH),,$(PEERS)) ## Spark's suites of source and sink on an object store: KAFKALOG_TEST_PATH, or versitygw
+	$(BIN)/python -m tests.store_suite $(ARGS)
+
+nfs-test: $(READY) ## two writers, two cleaners, kills and readers on two mounts of NFS; root, and Debian's user-mode-linux
+	$(BIN)/python -m tests.acceptance.nfs_machine $(ARGS)
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

@@ -8,6 +8,7 @@ undefined-behaviour sanitizers as well.
 """
 
 import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -38,7 +39,8 @@ if kind == "sanitized":
     compile_flags = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     link_flags = ["-fsanitize=address,undefined"]
 else:
-    compile_flags, link_flags = ["-O3", "-g0"], ["-s"]
+    compile_flags = ["-O3", "-g0"]
+    link_flags = [] if sys.platform == "darwin" else ["-s"]  # Apple's linker knows no such flag
 extensions = [
     Extension(
         ".".join(sheet.with_suffix("").parts),

@@ -75,7 +75,7 @@ def measure(scratch: Path, rounds: int, batches: int, warm_up: int) -> list[Clai
         spark = opened.enter_context(session(scratch, connector=fault is None))
         spark.dataSource.register(Floor)
         queries: dict[str, Query] = {
-            "ours": OurQuery(spark, scratch),
+            "ours": OurQuery(spark, scratch / "our-checkpoint", str(scratch / "log")),
             "floor": FloorQuery(spark, scratch),
         }
         if running is not None:
@@ -189,9 +189,17 @@ class Query(ABC):
 class OurQuery(Query):
     """From our source to our sink."""
 
-    def __init__(self, spark: SparkSession, scratch: Path) -> None:
-        super().__init__(spark, scratch / "our-checkpoint")
-        self.log = kafkalog.open(scratch / "log")
+    def __init__(
+        self,
+        spark: SparkSession,
+        checkpoint: Path,
+        path: str,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """`options` are those named `store.*`, of a log in an object store."""
+        super().__init__(spark, checkpoint)
+        self.place = {"path": path, **(options or {})}
+        self.log = kafkalog.open(path, options=options)
         for topic in ("source", "target"):
             self.log.create_topic(topic, config={"cleanup.policy": "delete"})
 
@@ -202,16 +210,16 @@ class OurQuery(Query):
 
     def start(self) -> StreamingQuery:
         """Start the query."""
-        source = self.spark.readStream.format("kafkalog").option("path", str(self.log.root))
+        source = self.spark.readStream.format("kafkalog").options(**self.place)
         source = source.option("subscribe", "source").option("startingOffsets", "earliest")
         frame = source.option(LIMIT, RECORDS).load().select("key", "value")
-        sink = frame.writeStream.format("kafkalog").option("path", str(self.log.root))
+        sink = frame.writeStream.format("kafkalog").options(**self.place)
         sink = sink.option("topic", "target").option("checkpointLocation", str(self.checkpoint))
         return sink.start()
 
     def content(self, topic: str) -> DataFrame:
         """Read the topic."""
-        reader = self.spark.read.format("kafkalog").option("path", str(self.log.root))
+        reader = self.spark.read.format("kafkalog").options(**self.place)
         return reader.option("subscribe", topic).load()
 
     def check(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -58,6 +59,9 @@ def session(
             _activate(running)
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # The secret of a store's server (bench/stored.py), which workers inherit from Spark.
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, secrets.token_hex(16))
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=place) as scratch:
         settings = {
             "spark.driver.memory": memory,

@@ -10,9 +10,16 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "kafkalog: its locks and syncs are not those of this system (expected Linux or macOS, "
+        "found Windows). Run Python in WSL2, or in a container."
+    )
 
 if TYPE_CHECKING:
     from kafkalog import cleaner as cleaner

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
@@ -124,14 +126,25 @@ class KafkaLog:
         return self._engine.describe(name)
 
     def alter_topic(
-        self, name: str, config: Mapping[str, str], *, now_ms: int | None = None
+        self,
+        name: str,
+        config: Mapping[str, str | None] = MappingProxyType({}),
+        partitions: int | None = None,
+        *,
+        keys_may_move: bool = False,
+        now_ms: int | None = None,
     ) -> TopicState:
-        """Set configs of a topic; the others stay.
+        """Set configs of a topic (None: delete it, for its default) and add partitions.
 
-        Raises UnknownTopicError, and InvalidInputError for an unknown config or value. Kafka:
-        Admin.incrementalAlterConfigs.
+        `partitions` is their new number. Old records stay where they are, and later ones go where
+        murmur2 sends their keys among all partitions. A compacted topic therefore refuses it,
+        unless `keys_may_move`. Running streams and sinks take up the new partitions. Raises
+        UnknownTopicError, and InvalidInputError for an unknown config or value, and for a number
+        that does not grow. Kafka: Admin.incrementalAlterConfigs, Admin.createPartitions.
         """
-        return self._engine.alter_topic(name, config, now_ms=now_ms)
+        return self._engine.alter_topic(
+            name, config, partitions, keys_may_move=keys_may_move, now_ms=now_ms
+        )
 
     def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
         """Delete a topic; one of the same name can be created at once.
@@ -327,19 +340,27 @@ class KafkaLog:
         Raises InvalidInputError when the log is closed.
         """
         self._check_open()
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import status_store
+
+            return status_store(self._engine.store_state(), _clock(now_ms)())
         from kafkalog.cleaner.report.status import status
 
         return status(engine_of(self), _clock(now_ms)())
 
-    def explain(self, topic: str, *, now_ms: int | None = None) -> list[Explanation]:
-        """Say of each partition, in sentences, why it is or is not being cleaned.
+    def explain(self, topic: str | None = None, *, now_ms: int | None = None) -> list[Explanation]:
+        """Say in sentences why each partition, of a topic or of all, is or is not being cleaned.
 
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
-        from kafkalog.cleaner.report.explain import explain
+        if isinstance(self._engine, ObjectLog):
+            from kafkalog.cleaner.report.store_report import explain_store
 
-        return explain(engine_of(self), topic, _clock(now_ms)())
+            return explain_store(self._engine.store_state(), topic, _clock(now_ms)())
+        from kafkalog.cleaner.report.explain import explain_topics
+
+        return explain_topics(engine_of(self), topic, _clock(now_ms)())
 
     # --- erasing ---------------------------------------------------------------------------------
 

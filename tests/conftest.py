@@ -11,6 +11,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from tests.other_platform import VARIABLE, become
+
+if os.environ.get(VARIABLE):
+    become(os.environ[VARIABLE])
+
 ROOT = Path(__file__).resolve().parent.parent
 # Spark's workers inherit this interpreter.
 os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -25,13 +30,17 @@ os.environ.setdefault(
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
     "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
 )
-# Spark's workers inherit the secret of the object store too, which `StoreServer` takes.
-os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"] = token_hex(8), token_hex(16)
+# Spark's workers inherit the secret of the object store too, which `StoreServer` takes. A store of
+# the user's has secrets of its own.
+if not os.environ.get("KAFKALOG_TEST_PATH"):
+    os.environ["AWS_ACCESS_KEY_ID"] = token_hex(8)
+    os.environ["AWS_SECRET_ACCESS_KEY"] = token_hex(16)
 
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
+from tests.log_place import TEST_PATH, delete_logs  # noqa: E402
 from tests.object_store_server import (  # noqa: E402 - fixtures
     _proxy,  # noqa: F401
     s3_address,  # noqa: F401
@@ -157,7 +166,9 @@ _kafkas: set[str] = set()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that reports, where that is another."""
+    """Delete what went to a store of the user; tell the process that reports, if it is another."""
+    if TEST_PATH and session.testscollected:
+        delete_logs()
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["kafka"] = str(decided() or "")
 

@@ -26,7 +26,7 @@ __all__ = ["StoreServer", "fault", "s3_address", "store_proxy", "store_server"]
 
 PROGRAM = ROOT / ".peers" / "versitygw" / "versitygw"
 BUCKET = "bucket"
-_BECOME = """
+BECOME = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
 os.execv(sys.argv[1], sys.argv[1:])
@@ -64,7 +64,7 @@ class StoreServer:
         with (self.directory / "log").open("wb") as output:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-I", "-c", _BECOME),
+                    *(sys.executable, "-I", "-c", BECOME),
                     *(str(PROGRAM), "--port", f"127.0.0.1:{self.port}"),
                     *("--quiet", "--keep-alive", "posix", str(root)),
                 ],
@@ -89,6 +89,11 @@ class StoreServer:
         self._process.kill()
         self._process.wait(30)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
 
     @property
     def environment(self) -> dict[str, str]:

@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.report.store_report import report, status_store
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.storage_engine.engine import Engine, OpenedLog
+    from kafkalog.storage_engine.engine import OpenedLog
 
 _MANAGER = "kafka_log_logcleanermanager_"
 _Figures: TypeAlias = Iterator[tuple[str, float, str]]
@@ -41,9 +45,9 @@ class CleanerMetrics:
     """
 
     def __init__(
-        self, log: Engine | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
+        self, log: LogEngine | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._engine = engine_of(log)
+        self._engine = log if isinstance(log, LogEngine) else log._engine
         self._cleaner = cleaner
         self._clock = clock
         self._since_ms = clock()
@@ -65,7 +69,7 @@ class CleanerMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         time_ms = self._clock()
-        partitions = status(self._engine, time_ms)
+        partitions = self._partitions(time_ms)
         for name, value, text in self._of_cleaner():
             yield GaugeMetricFamily(f"kafka_log_logcleaner_{name}", text, value=value)
         root = [str(self._engine.root)]
@@ -78,6 +82,13 @@ class CleanerMetrics:
         for name, value, text in self._counters():
             yield CounterMetricFamily(f"kafkalog_cleaner_{name}", text, value=value)
         yield from _of_partitions(partitions)
+        if isinstance(self._engine, ObjectLog):
+            yield from _of_store(self._engine, time_ms)
+
+    def _partitions(self, time_ms: int) -> list[PartitionStatus]:
+        if isinstance(self._engine, ObjectLog):
+            return status_store(self._engine.store_state(), time_ms)
+        return status(engine_of(self._engine), time_ms)
 
     def _of_cleaner(self) -> _Figures:
         last = self._cleaner.last_stats
@@ -161,9 +172,33 @@ def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
         yield gauge
 
 
+def _of_store(log: ObjectLog, time_ms: int) -> Iterator[Metric]:
+    """Yield what a log in an object store has besides: its objects, and this process's requests."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    found = report(log.known_state, time_ms)
+    for name, value, text in (
+        ("fresh_objects", found.fresh_objects, "Objects that no regroup has replaced yet."),
+        ("fresh_bytes", found.fresh_bytes, "Bytes of them."),
+        ("dead_objects", found.dead_objects, "Dropped objects that are not deleted yet."),
+        ("read_amplification", found.read_amplification, "GETs of one read, beside the fewest."),
+        ("regroup_due", float(found.regroup.is_due), "1 if the fresh objects are to be regrouped."),
+    ):
+        yield GaugeMetricFamily(f"kafkalog_store_{name}", text, value=value)
+    counts = dict(log.client.counts)
+    requests = CounterMetricFamily(
+        "kafkalog_store_requests", "Requests of this process to the store.", labels=["kind"]
+    )
+    for kind, count in sorted(counts.items()):
+        requests.add_metric([kind], count)
+    yield requests
+    price = "What they cost at the prices of S3 Standard."
+    yield CounterMetricFamily("kafkalog_store_dollars", price, value=S3_STANDARD.of(counts))
+
+
 @contextlib.contextmanager
 def served(
-    engine: Engine, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
+    engine: LogEngine, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
 ) -> Iterator[int]:
     """Serve the metrics over HTTP at /metrics as long as the context lasts; yield the port.
 

@@ -2,6 +2,7 @@
 
 Rules of all verbs:
 
+- with KAFKALOG_PATH the PATH may be left out (`verb_command`);
 - data goes to the standard output, with `--json` one object per line; messages go to the standard
   error;
 - colours and progress bars appear only on terminals (`colours`);
@@ -30,6 +31,7 @@ VERBS: Final = {
     "topics": "list, create, describe, alter and delete topics",
     "append": "append records, or whole batches of a .log file unchanged",
     "read": "print the records of a topic",
+    "tail": "print the last records of a topic, and follow it",
     "clean": "remove obsolete records now",
     "cleaner": "run the cleaner until you stop it",
     "explain": "say why a topic is not compacted, and what would change it",
@@ -38,6 +40,7 @@ VERBS: Final = {
     "writers": "list the writers of a log, or forget one and its last batch",
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
+    "delete-records": "delete the records before an offset",
     "erase": "delete keys for good, and prove that no file has them",
     "copy": "copy a log to another place, and later what is new",
     "adopt": "take over a stopped Kafka broker's log directory",
@@ -191,7 +194,7 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
 
     called = _verb(arguments)
     for verb in [called] if called else VERBS:
-        module = importlib.import_module(f"kafkalog.cli.{verb}")
+        module = importlib.import_module(f"kafkalog.cli.{verb.replace('-', '_')}")
         if verb == "topics":
             below = module.application()
             shown = examples(module.EXAMPLES)

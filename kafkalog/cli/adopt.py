@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.terminal.config_text import config_value
 from kafkalog.cli.terminal.output import (
     counted,
     json_row,
@@ -82,5 +83,6 @@ def _topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
         name, equals, value = rest.partition("=")
         if not (topic and colon and name and equals):
             raise InvalidInputError(f"config {text!r}: expected topic:name=value")
-        found.setdefault(topic, {})[name.strip()] = value.strip()
+        name = name.strip()
+        found.setdefault(topic, {})[name] = config_value(name, value.strip())
     return found

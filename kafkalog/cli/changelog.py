@@ -144,6 +144,7 @@ class Beginning:
     """The options that were given: one, or none."""
     since_ms: int | None
     start: int | None
+    """An offset, or the negative of how many offsets are left to the end."""
 
     @classmethod
     def of(cls, *, from_beginning: bool, from_time: str | None, start: int | None) -> Self:
@@ -163,6 +164,9 @@ class Beginning:
 
     def offsets(self, changelog: Changelog, state: State, *, at_end: bool) -> dict[int, int]:
         """Return each partition's start; without options its end (`at_end`) or its first record."""
+        if self.start is not None and self.start < 0:
+            first, ends = changelog.beginnings(state), changelog.ends(state)
+            return {n: max(first[n], end + self.start) for n, end in ends.items()}
         if self.start is not None:
             return dict.fromkeys(changelog.partitions, self.start)
         if self.since_ms is not None:

@@ -20,7 +20,8 @@ import typer
 from kafkalog.cli.app.arguments import LogPath
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.app.stop_signals import stop_signals
-from kafkalog.cli.terminal.output import configs, counted, note
+from kafkalog.cli.terminal.config_text import configs
+from kafkalog.cli.terminal.output import counted, note
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
@@ -131,8 +132,7 @@ def _metrics(
         yield
         return
     from kafkalog.cleaner.metrics import served
-    from kafkalog.storage_engine.engine import engine_of
 
-    with served(engine_of(log), cleaner, port, address=address) as taken:
+    with served(log, cleaner, port, address=address) as taken:
         note(f"metrics at http://{address}:{taken}/metrics")
         yield

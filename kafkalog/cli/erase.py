@@ -11,7 +11,7 @@ removes it at once. A follower that has not read it keeps the key for good, so u
 all of them have read the first run's tombstones.
 
 The exit status is 0 when no occurrence is left, and 1 when there is one, or a file cannot be read.
-A key given with --key may stay in the shell's history; --keys-from reads a file with one key per
+A key that is typed may stay in the shell's history; --keys-from reads a file with one key per
 line, or - for the standard input.
 """
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
 
 EXAMPLES: Final = (
-    "kafkalog erase /data/shop customers --key 4711 --dry-run",
+    "kafkalog erase /data/shop customers 4711 --dry-run",
     "kafkalog erase /data/shop customers --key 4711 --key 4712",
     "kafkalog erase /data/shop customers --keys-from leaving.txt --now --report erased.json",
 )
@@ -60,6 +60,10 @@ _WAITING: Final = "waiting (s)"
 def command(
     path: LogPath,
     topic: Topic,
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY]...", show_default=False, help="Keys, as --key gives them."),
+    ] = None,
     key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Repeatable.")] = None,
     keys_from: Annotated[
         Path | None,
@@ -105,7 +109,8 @@ def command(
     if dry_run and no_wait:
         raise InvalidInputError("--no-wait does not go with --dry-run, which waits for nothing")
     is_wanted = report is not None or not dry_run
-    keys = ErasedKeys(_keys(key or [], keys_from, encoding))
+    given = [*(keys or ()), *(key or ())]
+    erased = ErasedKeys(_keys(given, keys_from, encoding))
     erasure: Erasure | None = None
     with open_readable_directory(path) if dry_run else open_writable_directory(path) as log:
         log.describe(topic)
@@ -113,7 +118,7 @@ def command(
         reserving = reserved(report, stem, log.root) if is_wanted else contextlib.nullcontext()
         with reserving as file, _Bars() as bars:
             if dry_run:
-                before = _look(log, topic, keys, strict, bars)
+                before = _look(log, topic, erased, strict, bars)
             else:
                 if now:
                     note(f"kafkalog: {NOW_WARNING}")
@@ -121,7 +126,7 @@ def command(
                 erasure = erase(
                     log,
                     topic,
-                    keys,
+                    erased,
                     now=now,
                     is_strict=strict,
                     clock=clock.now_ms,
@@ -131,7 +136,7 @@ def command(
                 )
                 before = erasure.before
             bars.close()
-            found = report_of(log.root, topic, keys, before, erasure, now=now, strict=strict)
+            found = report_of(log.root, topic, erased, before, erasure, now=now, strict=strict)
             if file is not None:
                 files.write_atomically(file, text(found).encode())
     if json:
@@ -144,7 +149,7 @@ def command(
         for line in last_lines(found, path):
             print_line(line)
     if not found["erased"] and not dry_run:
-        note(f"kafkalog: {topic}: something of {counted(len(keys), 'key')} is left, see above")
+        note(f"kafkalog: {topic}: something of {counted(len(erased), 'key')} is left, see above")
     return 0 if found["erased"] else 1
 
 

@@ -1,9 +1,11 @@
-"""Says why a topic is, or is not, compacted, and what would change it.
+"""Says why a topic, or each of a log, is or is not compacted, and what would change it.
 
 For each partition it says what keeps cleaners away: another policy, a fault, or a running cleaning.
 It says what the partition waits for: a dirty ratio, a lag, an open transaction, or an active
-segment that is not full. It also says whether any cleaner runs. Nothing is written, and no records
-are read.
+segment that is not full. It also says whether any cleaner runs.
+
+Of a log in an object store it says what the planner of regroups, cleanings and merges decides, and
+by which figures. Nothing is written, and no records are read.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kafkalog.cli.app.arguments import ReadablePath, Topic
-from kafkalog.cli.app.opened import open_readable_directory
+from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.terminal.output import json_row, print_json, print_line
 
 if TYPE_CHECKING:
@@ -21,21 +23,28 @@ if TYPE_CHECKING:
 
 EXAMPLES: Final = (
     "kafkalog explain /data/shop stock",
+    "kafkalog explain /data/shop",
     "kafkalog explain /data/shop stock --json",
 )
 
 
 def command(
     path: ReadablePath,
-    topic: Topic,
+    topic: AnyTopic = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print the findings about each partition."""
-    from kafkalog.cleaner.report.explain import explain
+    from kafkalog.cleaner.report.explain import explain_topics
+    from kafkalog.cleaner.report.store_report import explain_store
+    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
-    with open_readable_directory(path) as log:
-        explanations = explain(log, topic, clock.now_ms())
+    with open_readable(path) as log:
+        if isinstance(log, ObjectLog):
+            explanations = explain_store(log.store_state(), topic, clock.now_ms())
+        else:
+            explanations = explain_topics(engine_of(log), topic, clock.now_ms())
     for explanation in explanations:
         if json:
             print_json(row(explanation))
@@ -59,7 +68,7 @@ def row(explanation: Explanation) -> dict[str, object]:
         "due": explanation.is_due,
         "answer": explanation.answer,
         "findings": [
-            json_row(finding, "code", "sentence", "remedy", "until_ms")
+            json_row(finding, "code", "sentence", "remedy", "commands", "until_ms")
             for finding in explanation.findings
         ],
     }

@@ -1,8 +1,8 @@
 """Prints records, partition by partition, in the order of their offsets.
 
 It begins with the first record, at an offset (--start), or with the first record at or after a time
-(--from-time). It ends where the log ends when the command starts, or before --end. With --key it
-prints all records of one key.
+(--from-time). A negative --start counts offsets from the end of each partition. It ends where the
+log ends when the command starts, or before --end. With --key it prints all records of one key.
 
 --follow continues with records that are committed later, until Ctrl-C. Like kafka-console-consumer
 it begins at the end, unless you give --from-beginning, --from-time or --start.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
@@ -31,6 +31,8 @@ from kafkalog.cli.app.arguments import ReadablePath, Topic
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.changelog import Beginning, Changelog
 from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
+from kafkalog.cli.terminal.record_format import FORMAT_HELP
+from kafkalog.cli.terminal.record_lines import record_printer
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 
 if TYPE_CHECKING:
@@ -40,10 +42,16 @@ EXAMPLES: Final = (
     "kafkalog read /data/shop stock",
     "kafkalog read /data/shop stock --partition 0 --start 2 --end 4 --json",
     "kafkalog read /data/shop stock --from-time -1h",
+    "kafkalog read /data/shop stock --start -2 --format '%t %p %o %k=%s\\n'",
     "kafkalog read /data/shop stock --key apple --from-beginning --follow --limit 2",
     "kafkalog read /data/shop stock --latest --key apple --json",
 )
 _POLL_S: Final = 0.2
+
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="FORMAT", help=FORMAT_HELP, show_default=False)
+]
+"""How a record is printed, instead of as a line of text."""
 
 
 class IsolationLevel(StrEnum):
@@ -70,7 +78,10 @@ def command(
             "-90s, -1h, -7d.",
         ),
     ] = None,
-    start: Annotated[int | None, typer.Option(min=0, metavar="N", help="First offset.")] = None,
+    start: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="First offset; -N for the last N of each partition."),
+    ] = None,
     end: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Offset to stop before.")
     ] = None,
@@ -89,6 +100,7 @@ def command(
     isolation_level: Annotated[
         IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
     ] = IsolationLevel.READ_COMMITTED,
+    format: Format = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
@@ -102,13 +114,17 @@ def command(
         )
     if follow and end is not None:
         raise InvalidInputError("--follow does not end and --end does: give one of them")
+    if format is not None and json:
+        raise InvalidInputError("--format and --json: give one of them")
+    show = record_printer(encoding, format, json=json)
     wanted_key = None if key is None else decoded(key, encoding, "--key")
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))
         if partition is not None and partition not in present:
             log.snapshot(topic, partition).close()  # its error lists the partitions
         numbers = present if partition is None else [partition]
-        if (start is not None or end is not None) and len(numbers) > 1:
+        is_one = end is not None or (start is not None and start >= 0)
+        if is_one and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
         changelog = Changelog(log, topic, tuple(numbers), isolation_level.value, wanted_key)
         with contextlib.ExitStack() as bar:
@@ -118,7 +134,7 @@ def command(
                 batches = _followed(changelog, beginning, is_all=partition is None)
             else:
                 batches = _range(changelog, beginning, end, bar)
-            _print(batches, limit, encoding, bar, json=json)
+            _print(batches, limit, bar, show)
 
 
 def _range(
@@ -188,20 +204,16 @@ def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.Reco
 def _print(
     batches: Iterator[pa.RecordBatch],
     limit: int | None,
-    encoding: Encoding,
     bar: contextlib.ExitStack,
-    *,
-    json: bool,
+    show: Callable[[pa.RecordBatch], None],
 ) -> None:
     """Print records; on a terminal the progress bar disappears before the first one."""
-    from kafkalog.cli.terminal.record_lines import print_records
-
     left = limit
     for batch in batches:
         if sys.stdout.isatty():
             bar.close()
         shown = batch if left is None else batch.slice(0, min(left, batch.num_rows))
-        print_records(shown, encoding, json=json)
+        show(shown)
         if left is not None:
             left -= shown.num_rows
             if left == 0:

@@ -4,9 +4,10 @@ It lists the writers with their last batches, the staged files that are not comm
 when they are kept. It also lists snapshot pins of readers, and the cleaners.
 
 For each partition it prints the offsets, the bytes of its .log files, the dirty ratio, tombstones
-that wait for their delete horizon, and the last cleaning. The state is clean, dirty (the cleaner
-will come), uncleanable with the reason, paused, or not compacted. `kafkalog explain` says why. A
-partition that cannot be read has a line with the reason. No records are read.
+that wait for their delete horizon, and the last cleaning. The state is clean (nothing is dirty),
+dirty (the cleaner will come), not due or uncleanable with the reason, paused, or not compacted.
+`kafkalog explain` says more. A partition that cannot be read has a line with the reason. No records
+are read.
 
 --html writes one page instead, which has all of this, the segments to scale, and the findings of
 `explain`. It replaces the file. The page counts dead records by reading the log; --no-count leaves
@@ -240,6 +241,8 @@ def _print_partitions(partitions: list[dict[str, Any]]) -> None:
     names = ["topic", "partition", "logStartOffset", "firstDirtyOffset", "lastStableOffset"]
     names += ["highWatermark", "bytes", "dirtyRatio", "state", "reason"]
     cells = [[row[name] for name in names] for row in partitions]
+    for shown, row in zip(cells, partitions, strict=True):
+        shown[-1] = row["reasonCode"] or row["reason"]
     if any(row["lastCleaning"] for row in partitions):
         columns[-2:-2] = ["tombstones", "cleaned"]
         for shown, row in zip(cells, partitions, strict=True):

@@ -43,13 +43,16 @@ def log_row(root: Path, state: State) -> dict[str, Any]:
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import locks
+    from kafkalog.storage_engine.metadata.directory_signs import is_copy
 
     locks_reason = locks.lock_fault(root)
     owner, detail, is_running = "kafkalog", None, False
     if not (root / layout.COMMIT).exists():
-        is_released = (root / layout.COMMIT_RELEASED).exists()
-        owner = "released" if is_released else "broker"
-        detail = "to a broker" if is_released else None
+        owner = "broker"
+        if is_copy(root):
+            owner, detail = "nobody", "a copy of a broker's partitions"
+        elif (root / layout.COMMIT_RELEASED).exists():
+            owner, detail = "released", "to a broker"
         try:
             is_running = locks.RootLock(root).is_held_alone()
         except StorageError as fault:
@@ -90,7 +93,7 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
             "dirtyRatio": round(status.dirty_ratio, 6),
             **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
             "lastCleaning": None if last is None else cleaning_row(last),
-            **json_row(status, "state", "reason"),
+            **json_row(status, "state", "reason", "reason_code"),
         }
 
 

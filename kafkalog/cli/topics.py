@@ -9,25 +9,34 @@ import typer
 from kafkalog.cli.app.arguments import TOPIC_HELP, LogPath, topic_names
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.app.verb_command import VerbCommand, examples
+from kafkalog.cli.terminal.config_text import config_text, configs
 from kafkalog.cli.terminal.output import (
-    configs,
+    counted,
     json_row,
+    note,
     print_json,
     print_line,
     print_table,
 )
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import TopicState
 
 VERBS: Final = {
     "list": ("kafkalog topics list /data/shop", "kafkalog topics list /data/shop --json"),
     "create": (
         "kafkalog topics create /data/shop prices --partitions 4",
-        "kafkalog topics create /data/shop audit --config cleanup.policy=delete",
+        "kafkalog topics create /data/shop audit --config cleanup.policy=delete "
+        "--config retention.ms=30d",
+        "kafkalog topics create /data/shop audit --if-not-exists",
     ),
     "describe": ("kafkalog topics describe /data/shop stock --json",),
-    "alter": ("kafkalog topics alter /data/shop stock --config min.cleanable.dirty.ratio=0.2",),
+    "alter": (
+        "kafkalog topics alter /data/shop stock --config min.cleanable.dirty.ratio=0.2",
+        "kafkalog topics alter /data/shop stock --delete-config min.cleanable.dirty.ratio",
+        "kafkalog topics alter /data/shop views --partitions 4",
+    ),
     "delete": ("kafkalog topics delete /data/shop stock",),
 }
 """The verbs below `topics`, each with examples."""
@@ -55,15 +64,20 @@ def application() -> typer.Typer:
 
 
 def _list(path: LogPath, json: _Json = False) -> None:
-    """List the topics with their partitions and configs."""
+    """List the topics with their partitions, sizes and configs.
+
+    A cleaning leaves gaps between offsets, so a topic may have fewer records than it has offsets.
+    """
     with open_readable(path) as log:
-        topics = [_described(log.describe(name)) for name in log.topics()]
+        topics = [_listed(log, log.describe(name)) for name in log.topics()]
     if json:
         for topic in topics:
             print_json(topic)
         return
-    rows = [[t["topic"], len(t["partitions"]), t["id"], _text(t["config"])] for t in topics]
-    print_table(["topic", "partitions", "id", "config"], rows)
+    columns = ["topic", "partitions", "offsets", "bytes", "id", "config"]
+    rows = [[*(t[name] for name in columns[2:5]), config_text(t["config"])] for t in topics]
+    names = [[t["topic"], len(t["partitions"])] for t in topics]
+    print_table(columns, [[*name, *row] for name, row in zip(names, rows, strict=True)])
 
 
 def _create(
@@ -71,6 +85,9 @@ def _create(
     name: _NewName,
     partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1,
     config: _Config = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Leave a topic of that name as it is.")
+    ] = False,
     json: _Json = False,
 ) -> None:
     """Create a topic, and the log if it is missing.
@@ -78,8 +95,8 @@ def _create(
     cleanup.policy is compact unless --config gives another one.
     """
     with open_writable(path, create=True) as log:
-        topic = _described(log.create_topic(name, partitions, configs(config or [])))
-    _print(topic, json=json)
+        topic = log.create_topic(name, partitions, configs(config or []), exist_ok=if_not_exists)
+    _print(_described(topic), json=json)
 
 
 def _describe(path: LogPath, name: _Name, json: _Json = False) -> None:
@@ -88,14 +105,52 @@ def _describe(path: LogPath, name: _Name, json: _Json = False) -> None:
         _print(_described(log.describe(name)), json=json)
 
 
-def _alter(path: LogPath, name: _Name, config: _Config = None, json: _Json = False) -> None:
-    """Set configs of a topic; other configs stay."""
+def _alter(
+    path: LogPath,
+    name: _Name,
+    config: _Config = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A config that gets its default again; repeatable."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option(metavar="N", help="Their new number; it only grows.")
+    ] = None,
+    keys_may_move: Annotated[
+        bool,
+        typer.Option(
+            "--keys-may-move",
+            help="Let a compacted topic grow: a key may then have a record in two partitions.",
+        ),
+    ] = False,
+    json: _Json = False,
+) -> None:
+    """Set or delete configs of a topic, or add partitions; the rest stays.
+
+    Old records stay in their partitions. Later ones go where Kafka's partitioner sends their keys
+    among all partitions, so the order of a key's records is known only within each part.
+    """
     from kafkalog.errors import InvalidInputError
 
-    if not config:
-        raise InvalidInputError("nothing to alter: give --config name=value")
+    both = {setting.partition("=")[0].strip() for setting in config or ()} & {
+        *(delete_config or ())
+    }
+    if both:
+        raise InvalidInputError(f"config {min(both)!r}: it is set and deleted: give one of both")
+    changes: dict[str, str | None] = {**configs(config or []), **dict.fromkeys(delete_config or ())}
+    if not changes and partitions is None:
+        raise InvalidInputError(
+            "nothing to alter: give --config name=value, --delete-config name or --partitions N"
+        )
     with open_writable(path) as log:
-        _print(_described(log.alter_topic(name, configs(config))), json=json)
+        known = len(log.describe(name).partitions)
+        topic = log.alter_topic(name, changes, partitions, keys_may_move=keys_may_move)
+    if partitions is not None:
+        note(
+            f"{name}: keys go to {counted(partitions, 'partition')} from now on, and old records "
+            f"stay where {counted(known, 'partition')} had them"
+        )
+    _print(_described(topic), json=json)
 
 
 def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
@@ -105,6 +160,15 @@ def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
         log.delete_topic(name)
     if json:
         print_json(topic)
+
+
+def _listed(log: LogEngine, topic: TopicState) -> dict[str, Any]:
+    present = [*topic.present()]
+    return {
+        **_described(topic),
+        "offsets": sum(state.high_watermark - state.log_start_offset for _, state in present),
+        "bytes": sum(log.size_of(topic.name, number) for number, _ in present),
+    }
 
 
 def _described(topic: TopicState) -> dict[str, Any]:
@@ -124,10 +188,6 @@ def _print(topic: dict[str, Any], *, json: bool) -> None:
     if json:
         print_json(topic)
         return
-    print_line(f"{topic['topic']}  id {topic['id']}  {_text(topic['config'])}".rstrip())
+    print_line(f"{topic['topic']}  id {topic['id']}  {config_text(topic['config'])}".rstrip())
     columns = ["partition", "log start", "high watermark", "last stable", "leader epoch"]
     print_table(columns, [list(partition.values()) for partition in topic["partitions"]])
-
-
-def _text(config: dict[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in sorted(config.items()))

@@ -1,11 +1,12 @@
 """Serves a picture of the log on this machine: what is clean, what is not, and why.
 
 It shows each partition's segments to scale, their share of dead records, the dirty ratio beside its
-threshold, the cleanings, and the findings of `explain`. The page follows the log. Nothing is
-written, and only this machine gets an answer (127.0.0.1). The server counts dead records by reading
-the log in the background; --no-count leaves that out.
+threshold, the cleanings, and the findings of `explain`. A table has a partition's records, a page
+at a time. The page follows the log. Nothing is written, and only this machine gets an answer
+(127.0.0.1). The server counts dead records by reading the log in the background; --no-count leaves
+that out.
 
-`kafkalog status PATH --html FILE` writes the same page as a file.
+`kafkalog status PATH --html FILE` writes the same page, without records, as a file.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ It checks all checksums, the order of offsets, and the journal against the files
 entries, aborted transactions, producer snapshots, leader epochs, topic ids and checkpoints with the
 batches. A finding is a line with file and position.
 
+Of a log in an object store it compares every object with the commit log, by its size. It tells of
+objects that are missing, and of orphans, which nothing names. --deep reads all live objects, their
+batches and their indexes.
+
 The exit status is 0 without damage. It is 1 for damage, and if a file could not be read (no
 permission, no locks), which is reported on the standard error. Notices (foreign files, or what a
 broker repairs at its next start) do not change it.
@@ -12,15 +16,21 @@ broker repairs at its next start) do not change it.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.terminal.colours import styled
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_line, progress
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from kafkalog.inspection.finding import Finding
 
 EXAMPLES: Final = (
@@ -37,22 +47,16 @@ def command(
 ) -> int:
     """Print the findings, and how many there are."""
     from kafkalog.errors import StorageError
-    from kafkalog.inspection.verify import has_topic, log_size, verify
-    from kafkalog.storage_engine.metadata import address
+    from kafkalog.storage_engine.object_store.address import is_store_url
 
-    roots = address.directories(path)
-    if topic is not None and len(roots) > 1:  # a topic may be in some of the roots
-        roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
+    checked = _of_store if is_store_url(path) else _of_directories
+    size, checks = checked(path, topic, deep=deep)
     damage = notices = 0
     faults: list[StorageError] = []
-
-    def size() -> int:
-        return sum(log_size(root, topic) for root in roots)
-
     with progress("verifying", size, is_bytes=True) as advance:
-        for root in roots:
+        for check in checks:
             try:
-                for finding in verify(root, topic, deep=deep, progress=advance):
+                for finding in check(advance):
                     damage += finding.is_damage
                     notices += not finding.is_damage
                     _print(finding, json=json)
@@ -64,6 +68,40 @@ def command(
         return 1  # the amount of damage is unknown
     note(f"{path}: {damage or 'no'} damage, {notices or 'no'} notice{'s' * (notices != 1)}")
     return 1 if damage or faults else 0
+
+
+_Check = Callable[[Callable[[int], None]], "Iterator[Finding]"]
+"""Yields findings; receives what is told of the bytes read."""
+
+
+def _of_directories(
+    path: str, topic: str | None, *, deep: bool
+) -> tuple[Callable[[], int], Sequence[_Check]]:
+    """Return what counts the bytes to read, and the check of each directory."""
+    from kafkalog.inspection.verify import has_topic, log_size, verify
+    from kafkalog.storage_engine.metadata import address
+
+    roots = address.directories(path)
+    if topic is not None and len(roots) > 1:  # a topic may be in some of the roots
+        roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
+
+    def check(root: Path) -> _Check:
+        return lambda advance: verify(root, topic, deep=deep, progress=advance)
+
+    return lambda: sum(log_size(root, topic) for root in roots), [*map(check, roots)]
+
+
+def _of_store(
+    path: str, topic: str | None, *, deep: bool
+) -> tuple[Callable[[], int], Sequence[_Check]]:
+    """Return the same of a log in an object store; its records are read with `deep` alone."""
+    from kafkalog.inspection.verify_store import stored_size, verify_store
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    log = open_readable(path)
+    assert isinstance(log, ObjectLog)
+    size = partial(stored_size, log, topic) if deep else lambda: 0
+    return size, [lambda advance: verify_store(log, topic, deep=deep, progress=advance)]
 
 
 def _print(finding: Finding, *, json: bool) -> None:

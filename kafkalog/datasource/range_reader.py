@@ -17,7 +17,7 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
-from kafkalog.datasource.stored_partition import StoredPartition, StoredRange
+from kafkalog.datasource.stored_partition import StoredPartition, StoredRange, planned_again
 from kafkalog.errors import InvalidInputError, MomentPassedError
 from kafkalog.plain_errors import plain
 
@@ -120,35 +120,64 @@ class RangeReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of ranges in an object store, which one task reads.
 
-        Raises MomentPassedError for an object that is gone: what was planned cannot be read.
+        If an object is gone, the rest is read from where its records are by now. Raises
+        MomentPassedError if they are nowhere, or not as they were at the moment of the read.
         """
         from kafkalog.storage_engine.object_store.failure import ObjectMissingError
 
-        try:
-            yield from self._fetched(ranges, is_stream=is_stream)
-        except ObjectMissingError as error:
-            remedy = "start the query" if is_stream else "load the DataFrame"
-            raise MomentPassedError(f"{error} In Spark, {remedy} again.") from None
+        left = [*ranges]
+        while left:
+            try:
+                yield from self._fetched(left, is_stream=is_stream)
+            except ObjectMissingError as error:
+                left = self._planned_again(left, error, is_stream=is_stream)
 
-    def _fetched(
-        self, ranges: Sequence[StoredRange], *, is_stream: bool
-    ) -> Iterator[pa.RecordBatch]:
+    def _planned_again(
+        self, left: Sequence[StoredRange], error: Exception, *, is_stream: bool
+    ) -> list[StoredRange]:
+        """Return what is left of ranges as the log has it now; the first one's object is gone.
+
+        A view of the latest records, and a batch read, are of the moment at which they were
+        planned: no cleaning since may have removed records. A view is never planned again.
+        """
+        from kafkalog.storage_engine.object_store.polled_log import PolledLog
+
+        assert self.options.store is not None
+        remedy = "start the query" if is_stream else "load the DataFrame, and run the action"
+        passed = MomentPassedError(f"{error} In Spark, {remedy} again.")
+        if any(one.is_view for one in left):
+            raise passed
+        state = PolledLog.shared(self.options.store).store_state()
+        found = planned_again(state, self.options, left)
+        before = {one.range.partition: one for one in reversed(left)}
+        if not is_stream and any(before[n.range.partition].is_cleaned_in(n) for n in found):
+            raise passed
+        first = next((n for n in found if n.range.partition == left[0].range.partition), None)
+        if first is not None and first.object_names <= left[0].object_names:
+            raise passed  # the log has it in the same objects
+        return found
+
+    def _fetched(self, left: list[StoredRange], *, is_stream: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the records of ranges; at each moment `left` has those that were not yielded."""
         from kafkalog.storage_engine.object_store.client import shared_client
         from kafkalog.storage_engine.object_store.fetched_ranges import KEPT_SIZE, FetchedRanges
         from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 
         assert self.options.store is not None
         client = shared_client(self.options.store)
-        extents = (each for one in ranges for each in one.extents)
-        is_read_once = len(ranges) == 1 and not ranges[0].is_view
+        extents = (each for one in left for each in one.extents)
+        is_read_once = len(left) == 1 and not left[0].is_view
         with FetchedRanges(client, extents, kept_size=0 if is_read_once else KEPT_SIZE) as fetched:
-            for one in ranges:
+            for one in tuple(left):
                 place = one.range.partition
                 snapshot = ObjectSnapshot(fetched, *place, one.state, one.extents)
                 if one.is_view:
                     yield from self._latest(snapshot, one.range, is_of_stream=is_stream)
                 else:
-                    yield from self._records(snapshot, one.range)
+                    for batch in self._records(snapshot, one.range, "offset"):
+                        left[0] = one.after(batch.column("offset")[-1].as_py())
+                        yield batch.select(self.columns)
+                del left[0]
 
     def _snapshot(
         self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
@@ -179,8 +208,9 @@ class RangeReader:
             time.sleep(_CLEANER_PAUSE_S)
 
     def _records(
-        self, snapshot: PartitionSnapshot, wanted: OffsetRange
+        self, snapshot: PartitionSnapshot, wanted: OffsetRange, *more: str
     ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range, with the columns and `more`."""
         from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         keys = self.options.keys
@@ -189,7 +219,7 @@ class RangeReader:
             yield from snapshot.read(
                 start,
                 end,
-                schema=arrow_schema(self.columns),
+                schema=arrow_schema(dict.fromkeys((*self.columns, *more))),
                 read_committed=self.options.read_committed,
                 keys=None if keys is None else ChosenKeys(keys),
             )

@@ -8,7 +8,7 @@ and fetches a range of each object, so a read sends about as many requests as ta
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -43,6 +43,23 @@ class StoredRange:
         """The bytes of the extents."""
         return sum(placed.extent.size for placed in self.extents)
 
+    @property
+    def object_names(self) -> set[str]:
+        """The names of the objects that hold it."""
+        return {placed.object_name for placed in self.extents}
+
+    def after(self, offset: int) -> StoredRange:
+        """Return what is left of the range once the records up to an offset were read."""
+        start = offset + 1
+        _, end = self.range.bounds
+        rest = OffsetRange(self.range.partition, min(start, end), end)
+        return replace(self, range=rest, extents=covering(self.extents, start, end))
+
+    def is_cleaned_in(self, planned_again: StoredRange) -> bool:
+        """Return whether a cleaning since may have removed records of the range."""
+        before, now = self.state, planned_again.state
+        return (before.swapped_at, before.cleaned_to) != (now.swapped_at, now.cleaned_to)
+
 
 class StoredPartition(InputPartition):
     """The ranges of one task, as Spark carries them to the executor."""
@@ -76,6 +93,29 @@ def stored_partitions(
     )
     placed += _placed(state, options, pieces)
     return [StoredPartition((each,)) for each in placed]
+
+
+def planned_again(
+    state: StoreState, options: SourceOptions, ranges: Iterable[StoredRange]
+) -> list[StoredRange]:
+    """Return ranges, whose objects are gone, with the extents that hold them in a later state.
+
+    Raises DataLossError, or warns, for a partition that is gone.
+    """
+    found: list[StoredRange] = []
+    for one in ranges:
+        range_ = replace(one.range, from_earliest=False, to_latest=False)
+        topic = state.log.topics.get(range_.partition.topic)
+        ids = {placed.extent.topic_id for placed in one.extents}
+        if topic is not None and ids - {topic.topic_id}:
+            report_data_loss(
+                "PARTITIONS_DELETED",
+                f"topic {range_.partition.topic!r} was deleted and created again",
+                fail=options.fail_on_data_loss,
+            )
+            continue
+        found += _placed(state, options, [range_])
+    return found
 
 
 def _placed(

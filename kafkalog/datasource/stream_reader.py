@@ -179,15 +179,18 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the ranges of a micro-batch; raises DataLossError if records are gone.
 
         Only `start` and `end` count, since the batch may be repeated after a crash. If a broker has
-        restarted since, this waits for its checkpoint to reach the batch.
+        restarted since, this waits for its checkpoint to reach the batch. A log in an object store
+        is polled only if it was not known yet up to `end`.
         """
         from kafkalog.storage_engine.store import Store
 
-        options, store = self._options(), self._polled()
+        options, store = self._options(), self._opened()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
         begin, until = from_json(start), from_json(end)
+        if not isinstance(store, Store) and not _is_known(until, store.state()):
+            store.poll()
         self._latest().wait_for(
             {p: end for p, end in until.items() if begin.get(p, EARLIEST) < end}
         )
@@ -320,3 +323,12 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._ends is None:
             self._ends = LatestEnds(self._opened(), self._options())
         return self._ends
+
+
+def _is_known(ends: Offsets, state: State) -> bool:
+    """Return whether a state has all records below these ends."""
+    held = {partition: held_partition(partition, state) for partition in ends}
+    return all(
+        known is not None and known.high_watermark >= ends[partition]
+        for partition, known in held.items()
+    )

@@ -10,7 +10,8 @@ from pathlib import Path
 class Finding:
     """A place in a file, what is expected there, and what was found: damage, or else a notice."""
 
-    path: Path
+    path: Path | str
+    """A file, or the address of an object."""
     position: int
     """Byte of the file; 0 if the finding is about the whole file or directory."""
     expected: str

@@ -32,18 +32,20 @@ class _IndexCheck(ABC):
 
     dtype: ClassVar[np.dtype[np.void]]
 
-    def __init__(self, path: Path, base_offset: int) -> None:
+    def __init__(self, path: Path, base_offset: int, data: bytes | None = None) -> None:
+        """Read a file, unless its content is given."""
         self.path = path
         self.base_offset = base_offset
         self.is_missing = False
         self._wrong = 0
         self._next = 0
         """The first entry that is not compared yet."""
-        data = b""
-        try:
-            data = files.read_file(path)
-        except FileNotFoundError:
-            self.is_missing = True
+        if data is None:
+            data = b""
+            try:
+                data = files.read_file(path)
+            except FileNotFoundError:
+                self.is_missing = True
         self._size = len(data)
         entries = np.frombuffer(data, dtype=self.dtype, count=len(data) // self.dtype.itemsize)
         first, second = entries["f0"].astype(np.int64), entries["f1"].astype(np.int64)

@@ -7,6 +7,7 @@ writer would read the whole journal each time, up to a megabyte, or all commits 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,7 +34,7 @@ def shared_engine(root: Path | StoreAddress) -> LogEngine:
     Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
     """
     if isinstance(root, StoreAddress):
-        return _object_log(root, read_only=False)
+        return _object_log(root)
     from kafkalog.storage_engine.engine import Engine
 
     return _shared(root, Engine, read_only=False)
@@ -46,35 +47,44 @@ def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> LogSt
     errors of `Store`.
     """
     if isinstance(root, StoreAddress):
-        return _object_log(root, read_only=read_only)
+        return _object_log(root)
     return _shared(root, Store, read_only=read_only)
 
 
 def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | None:
-    """Return what tasks need to know of a log in an object store; None for a directory.
+    """Return what the driver knows of a log in an object store, for tasks; None for a directory.
 
-    `topic` is the one that they write to, if it is known.
+    `topic` is the one that they write to, if it is known. Sends no request if the log is open.
     """
     if not isinstance(root, StoreAddress):
         return None
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
-    return SeenLog.of(_object_log(root, read_only=False), topic)
+    return SeenLog.of(_object_log(root), topic)
 
 
-def _object_log(address: StoreAddress, *, read_only: bool) -> ObjectLog:
-    found = _opened_object_log(address, read_only)
+def requests_of(root: Path | StoreAddress) -> Counter[str]:
+    """Return the requests that this process has sent to a log, by kind; none to a directory."""
+    if not isinstance(root, StoreAddress):
+        return Counter()
+    from kafkalog.storage_engine.object_store.client import requests_sent
+
+    return requests_sent(root)
+
+
+def _object_log(address: StoreAddress) -> ObjectLog:
+    found = _opened_object_log(address)
     if found.is_replaced:
         _opened_object_log.cache_clear()
-        found = _opened_object_log(address, read_only)
+        found = _opened_object_log(address)
     return found
 
 
 @functools.lru_cache(_OPENED_MAX)
-def _opened_object_log(address: StoreAddress, read_only: bool) -> ObjectLog:
+def _opened_object_log(address: StoreAddress) -> ObjectLog:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
-    return ObjectLog(address, read_only=read_only)
+    return ObjectLog(address)
 
 
 def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:

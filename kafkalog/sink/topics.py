@@ -12,10 +12,10 @@ from kafkalog.storage_engine.metadata.state import TopicState
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
-    store = shared_store(options.root)
+    state = shared_store(options.root).state()
     if options.topic is None:
         return
-    known = store.state().topics.get(options.topic)
+    known = state.topics.get(options.topic)
     config = options.new_topic.config if known is None else known.config
     if columns.key < 0 and TopicConfig.parse(config).needs_keys:
         raise InvalidInputError(

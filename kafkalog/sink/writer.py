@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -31,7 +32,7 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.shared_log import seen_by_driver, shared_engine, shared_store
+from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
+    from kafkalog.storage_engine.writing.commit import CommitResult
     from kafkalog.storage_engine.writing.staged_message import StagedMessage
     from kafkalog.storage_engine.writing.staging import StagedWriter
 
@@ -70,22 +72,25 @@ def stream_writer(options: Mapping[str, str], schema: StructType, overwrite: boo
     Spark sets `overwrite` for output mode `complete`; the rows are appended, as in Spark's Kafka
     sink. Raises InvalidInputError for options and columns that Spark's Kafka sink refuses.
     """
-    parsed, columns, seen = _prepare(options, schema)
-    if parsed.txn_app_id is not None:
+    prepared = _prepare(options, schema)
+    if prepared[0].txn_app_id is not None:
         raise InvalidInputError(
             "options txnAppId and txnVersion are for df.write; "
             "a stream is exactly once by its query id and micro-batch id"
         )
-    return StreamWriter(parsed, columns, seen)
+    return StreamWriter(*prepared)
 
 
 def _prepare(
     options: Mapping[str, str], schema: StructType
-) -> tuple[SinkOptions, SinkColumns, SeenLog | None]:
+) -> tuple[SinkOptions, SinkColumns, SeenLog | None, Counter[str]]:
+    """Return what a writer is made of: the last is the requests that this sent, by kind."""
     parsed = SinkOptions.parse(options)
     columns = SinkColumns.of(schema, parsed.topic)
+    before = requests_of(parsed.root)
     prepare_topic(parsed, columns)
-    return parsed, columns, seen_by_driver(parsed.root, parsed.topic)
+    seen = seen_by_driver(parsed.root, parsed.topic)
+    return parsed, columns, seen, requests_of(parsed.root) - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +104,26 @@ class SinkMessage(WriterCommitMessage):
     """None if the task had no rows."""
     run: int = 0
     """The run of the writer that staged the file; it is part of the file's name."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """The requests that the task sent to an object store, by kind."""
+    planning: Counter[str] = field(default_factory=Counter)
+    """Those that were sent to plan it."""
 
 
 class _LogWriter:
     """Common to batch and stream writers: stage rows, publish what is staged."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: SinkColumns,
+        seen: SeenLog | None,
+        planning: Counter[str],
+    ) -> None:
         self.options = options
         self.columns = columns
         self.seen = seen
+        self.planning = planning
 
     def _stage(
         self,
@@ -123,6 +139,7 @@ class _LogWriter:
 
         context = TaskContext.get()
         spark_partition = context.partitionId() if context is not None else 0
+        before = requests_of(self.options.root)
         staging: StagedWriter | None = None
         try:
             for batch in iterator:
@@ -145,7 +162,8 @@ class _LogWriter:
                 for topic, records in self._records(batch):
                     staging.append(topic, records)
             staged = staging.finish() if staging else None
-            return SinkMessage(spark_partition, running, staged, run)
+            sent = requests_of(self.options.root) - before
+            return SinkMessage(spark_partition, running, staged, run, sent, self.planning)
         except BaseException:
             if staging is not None:
                 staging.discard()
@@ -156,14 +174,46 @@ class _LogWriter:
             return iter([(self.options.topic, self.columns.records(batch))])
         return self.columns.by_topic(batch)
 
-    def _publish(self, messages: Sequence[SinkMessage | None], writer: Writer | None) -> None:
+    def _publish(
+        self,
+        messages: Sequence[SinkMessage | None],
+        writer: Writer | None,
+        sent: Counter[str] | None = None,
+    ) -> None:
+        """Commit what tasks have staged; `sent` are requests that were sent only to do so."""
         staged = [message.staged for message in messages if message and message.staged]
-        shared_engine(self.options.root).commit(
+        before = requests_of(self.options.root)
+        result = shared_engine(self.options.root).commit(
             staged,
             writer=writer,
             create=self.options.created,
             reset_writer=self.options.reset_writer,
             now_ms=clock.now_ms(),
+        )
+        if self.seen is not None:
+            committing = requests_of(self.options.root) - before + (sent or Counter())
+            self._log_requests(messages, writer, result, committing)
+
+    def _log_requests(
+        self,
+        messages: Sequence[SinkMessage | None],
+        writer: Writer | None,
+        result: CommitResult,
+        committing: Counter[str],
+    ) -> None:
+        """Log how many requests a write has sent to an object store, by kind."""
+        found = [message for message in messages if message]
+        by_tasks = sum((message.requests for message in found), Counter[str]())
+        by_driver = committing + (found[0].planning if found else self.planning)
+        _log.info(
+            "%s: batch %s of %s: %s; requests of the driver: %s; of %d tasks: %s",
+            self.options.root,
+            "-" if writer is None else writer.batch_id,
+            self.options.target,
+            "committed already" if result.skipped else f"{result.rows:,} rows",
+            _counted(by_driver),
+            len(found),
+            _counted(by_tasks),
         )
 
     def _discard(
@@ -220,8 +270,14 @@ class _LogWriter:
 class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
     """The writer of one `df.write`: Spark pickles this object for its tasks and its commit."""
 
-    def __init__(self, options: SinkOptions, columns: SinkColumns, seen: SeenLog | None) -> None:
-        super().__init__(options, columns, seen)
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: SinkColumns,
+        seen: SeenLog | None,
+        planning: Counter[str],
+    ) -> None:
+        super().__init__(options, columns, seen, planning)
         self._batch_id = options.txn_version or 0
         # A write without a name gets one for its files.
         self._slug = writer_slug(options.txn_app_id or secrets.token_hex(16), options.target)
@@ -287,7 +343,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         if writer is None:
             return  # no task ran, so there is nothing to publish
         sync_plan(self.options.checkpoint, batchId)
-        self._publish(messages, writer)
+        self._publish(messages, writer, self.planning)  # another object has planned the tasks
         self._warn_of_ignored(messages, writer.id)
         warn_of_backlog(self.options, writer.id, clock.now_ms())
 
@@ -303,6 +359,10 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         running = _micro_batch_of(messages)
         query_id = running.query_id if running else checkpoint_query_id(self.options.checkpoint)
         return None if query_id is None else Writer(query_id, self.options.target, batch_id)
+
+
+def _counted(requests: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count}" for kind, count in sorted(requests.items())) or "none"
 
 
 def _micro_batch_of(messages: Sequence[SinkMessage | None]) -> MicroBatch | None:

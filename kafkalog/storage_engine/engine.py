@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
+from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
 from kafkalog.storage_engine.metadata import checkpoints
@@ -55,6 +56,8 @@ class Engine(Store, LogEngine):
         create: bool = True,
     ) -> None:
         super().__init__(path, read_only=read_only, create=create)
+        if self._brokers is not None:
+            owner.note_copies(self._brokers)
         if not read_only and not self.is_brokers and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=now_of(None))
 
@@ -219,5 +222,5 @@ def engine_of(log: LogEngine | OpenedLog) -> Engine:
         return engine
     raise InvalidInputError(
         f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
-        "Use it for topics, appends, reads and streams."
+        "Use it for topics, records, cleaning, status and verify."
     )

@@ -37,8 +37,8 @@ class Store(LogStore):
     """One process's access to a log directory; a context manager.
 
     `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
-    or their paths with commas between them), is only read. Raises InvalidInputError for a path that
-    is a file, or has no log where none is to be created.
+    or their paths with commas between them), is only read, as is a copy of its partitions. Raises
+    InvalidInputError for a path that is a file, or has no log where none is to be created.
     """
 
     def __init__(
@@ -124,10 +124,7 @@ class Store(LogStore):
     def check_writable(self) -> None:
         """Raise InvalidInputError where the log is a broker's, read-only, or closed."""
         if self._brokers is not None:
-            raise InvalidInputError(
-                f"{self.root}: a Kafka broker's log directory is only read; to write to it, stop "
-                f"the broker and run: kafkalog adopt {self.root}"
-            )
+            self._brokers.refuse_write()
         if self.read_only:
             raise InvalidInputError(f"{self.root}: the log was opened read-only")
         if self._is_closed:
@@ -195,6 +192,20 @@ class Store(LogStore):
             return None
         found.end_offset = state.high_watermark
         return found
+
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches, as far as they can be listed."""
+        from kafkalog.storage_engine.segment.segments import list_segments
+
+        directory = self.partition_directory(topic, partition)
+        try:
+            with self.listing_lock(directory):
+                state = self.describe(topic).partitions[partition]
+                found = list_segments(directory)
+        except (OSError, StorageError):
+            return 0
+        closed = sum(each.size for each in found if each.base_offset < state.active_base)
+        return closed + state.active_size
 
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: files below the root."""

@@ -23,7 +23,8 @@ from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
-from tests.acceptance.two_processes import CLEANER, ZOMBIE, two
+from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fixture
+from tests.acceptance.two_processes import APPENDER, CLEANER, ZOMBIE, two
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import damage, latest_records, records
 from tests.unit.storage_engine.faults import ACTS
@@ -194,12 +195,12 @@ def check_compacted(before: Any, after: Any, seen: list[Any]) -> None:
 
 @pytest.mark.slow
 def test_two_processes_that_take_themselves_for_one_writer_write_every_batch_once(
-    tmp_path: Path,
+    mounts: Mounts, tmp_path: Path
 ) -> None:
-    root = tmp_path / "log"
+    root = mounts[0]
     log = kafkalog.open(root)
     log.create_topic("t", 3)
-    landed = two(ZOMBIE, root, tmp_path / "gate")
+    landed = two(ZOMBIE, mounts, tmp_path / "gate")
     assert sum(landed) == 25
     keys = [key for _, _, key, _ in records(log, "t") if key is not None]
     assert sorted(keys) == sorted(b"%d-%d" % (n, row) for n in range(25) for row in range(10))
@@ -208,14 +209,29 @@ def test_two_processes_that_take_themselves_for_one_writer_write_every_batch_onc
 
 
 @pytest.mark.slow
-def test_two_cleaners_clean_nothing_twice_and_lose_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "log"
+def test_the_records_of_two_processes_that_append_are_there_once_and_in_order(
+    mounts: Mounts, tmp_path: Path
+) -> None:
+    log = kafkalog.open(mounts[0])
+    log.create_topic("t", 1, {"segment.bytes": "2000"})
+    two(APPENDER, mounts, tmp_path / "gate")
+    keys = [key for _, _, key, _ in records(log, "t") if key is not None]
+    for number in range(2):
+        own = [key for key in keys if key.startswith(b"%d-" % number)]
+        assert own == [b"%d-%d-%d" % (number, n, row) for n in range(25) for row in range(10)]
+    log.close()
+    assert damage(mounts[1]) == []
+
+
+@pytest.mark.slow
+def test_two_cleaners_clean_nothing_twice_and_lose_nothing(mounts: Mounts, tmp_path: Path) -> None:
+    root = mounts[0]
     log = kafkalog.open(root)
     log.create_topic("t", 3, {"segment.bytes": "2000"})
     for number in range(30):
         log.append("t", [(f"k{i}", f"{number}-{i}") for i in range(40)])
     before, latest = records(log, "t"), latest_records(log, "t")
-    removed = two(CLEANER, root, tmp_path / "gate")
+    removed = two(CLEANER, mounts, tmp_path / "gate")
     after = records(log, "t")
     assert latest_records(log, "t") == latest and len(after) == 40
     assert sum(removed) == len(before) - len(after)

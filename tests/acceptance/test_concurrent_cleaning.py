@@ -23,6 +23,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import engine_of
 from tests.acceptance.cleaning_processes import COMMIT_RECORDS, TOPIC, Record, draw_commit
 from tests.acceptance.independent_reader import read_log
+from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.slow
 PARTITIONS = 4
@@ -131,7 +132,7 @@ class Cleaner:
         self.start()
 
     def start(self) -> None:
-        self.process = start("clean", self.path, SECONDS + 60)
+        self.process = start("clean", self.path, SECONDS + 3600)  # it is killed before
         self.cleaned = self.first_dirty_offsets()
         self.kill_at = float("inf")
 
@@ -185,13 +186,14 @@ def seed() -> Iterator[int]:
 
 
 def test_no_record_is_wrong_missing_or_doubled_while_a_log_is_written_and_cleaned(
-    tmp_path: Path, seed: int
+    mounts: Mounts, seed: int
 ) -> None:
+    path, elsewhere = mounts
     model = Model(seed)
-    log = kafkalog.open(tmp_path)
+    log = kafkalog.open(path)
     log.create_topic(TOPIC, PARTITIONS, CONFIG)
-    appender = start("append", tmp_path, SECONDS, seed)
-    cleaner = Cleaner(tmp_path, log, seed)
+    appender = start("append", elsewhere, SECONDS, seed)
+    cleaner = Cleaner(path, log, seed)
     reads = 0
     try:
         while appender.poll() is None:
@@ -211,14 +213,14 @@ def test_no_record_is_wrong_missing_or_doubled_while_a_log_is_written_and_cleane
     assert model.commits == commits
 
     # What was left half-done is finished, and all are of one mind: dict, kafkalog and aiokafka.
-    counts = start("clean", tmp_path, 3)
+    counts = start("clean", path, 3)
     assert json.loads(counts.communicate()[0])["failures"] == 0
     assert [stats.error for stats in log.clean(TOPIC, force=True)] == [None] * PARTITIONS
     check_latest(log, model)
     for partition in range(PARTITIONS):
         check_changelog(log, model, partition)
     log.close()
-    kept = read_log(tmp_path)[TOPIC]
+    kept = read_log(elsewhere)[TOPIC]
     expected = {}
     for partition, records in enumerate(model.partitions):
         for key, offset in model.latest_offsets(partition, len(records)).items():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Callable
@@ -101,6 +103,11 @@ assert upsert.positions()["q"].batch_id == 0
 }
 """A program for each extra: with it, it works; without, its error names it."""
 
+VERSIONS = re.findall(
+    r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()
+)
+OWN_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
 pytestmark = pytest.mark.slow
 
 
@@ -150,6 +157,18 @@ def clean_environment(path: Path, *borrowed: Path) -> Path:
     places = "".join(f"{packages(environment)}\n" for environment in borrowed)
     (packages(path) / "borrowed.pth").write_text(places)
     return path
+
+
+def other_python(version: str) -> str | None:
+    """Return an interpreter of this machine, of PATH or of pyenv or uv; None if there is none."""
+    places = [shutil.which(f"python{version}")]
+    places += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
+    places += sorted(Path.home().glob(f".local/share/uv/python/*-{version}*/bin/python{version}"))
+    for place in map(str, filter(None, places)):
+        asked = attempt(place, "-c", "import sys; print(*sys.version_info[:2], sep='.')", cwd=ROOT)
+        if asked.stdout.strip() == version:  # a shim of pyenv may be there without its Python
+            return place
+    return None
 
 
 @pytest.fixture(scope="module")
@@ -268,6 +287,35 @@ def test_a_log_needs_no_extra(bare: Path, tmp_path: Path) -> None:
     (tmp_path / "more.jsonl").write_text('{"key": "c", "value": "4"}\n')
     run(command, "append", log, "t", "more.jsonl", cwd=tmp_path)
     assert '"value":"4"' in run(command, "read", log, "t", "--json", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_wheel_works_in_each_python_that_is_supported(
+    version: str, wheel: Path, bare: Path, tmp_path: Path
+) -> None:
+    """`bare` is the environment of this run's own version, and says that there is an index."""
+    own = python(bare) if version == OWN_VERSION else other_python(version)
+    if own is None:
+        pytest.skip(f"this machine has no Python {version}")
+    if version != OWN_VERSION:
+        environment = tmp_path / "venv"
+        run(own, "-m", "venv", "--without-pip", str(environment), cwd=tmp_path)
+        install(environment, str(wheel))
+        own = python(environment)
+    printed = run(own, "-W", "error", "-c", WITHOUT_EXTRAS, str(tmp_path / "log"), cwd=tmp_path)
+    assert printed == "[(b'a', b'2'), (b'b', b'3')]\nb'2'\n"
+
+
+def test_the_job_that_builds_wheels_builds_one_for_every_python() -> None:
+    """The job itself has never run, and says so."""
+    job = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    assert "never been run" in job
+    (builds,) = re.findall(r'^ +CIBW_BUILD: "(.*)"$', job, re.M)
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert {build.partition("-")[0] for build in builds.split()} == {
+        "cp" + oldest.removeprefix(">=").replace(".", "")
+    }
+    assert "KAFKALOG_REQUIRE_COMPILER=1" in job
 
 
 @pytest.mark.parametrize("extra", NEEDS_AN_EXTRA)

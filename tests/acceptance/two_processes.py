@@ -1,4 +1,4 @@
-"""Two processes that do the same at the same time, which was meant for one of them.
+"""Two processes that do the same at the same time, which was meant for one of them, or for both.
 
 Each says when it is ready, waits for the other, and tells what it counted, and from when to when it
 was at work: if one began after the other's end, nothing was shown, and that is an error.
@@ -10,7 +10,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["CLEANER", "ZOMBIE", "two"]
+__all__ = ["APPENDER", "CLEANER", "ZOMBIE", "two"]
+
+APPENDER = """
+import sys, time
+from pathlib import Path
+import kafkalog
+
+log = kafkalog.open(sys.argv[1])
+gate = Path(sys.argv[3])
+print("ready", flush=True)
+while not gate.exists():
+    time.sleep(0.001)
+began = time.monotonic()
+for number in range(25):
+    log.append("t", [(f"{sys.argv[2]}-{number}-{row}", "v") for row in range(10)])
+print(250, began, time.monotonic())
+"""
 
 ZOMBIE = """
 import sys, time
@@ -62,11 +78,14 @@ print(removed, began, time.monotonic())
 """
 
 
-def two(program: str, root: Path, gate: Path) -> list[int]:
-    """Run a program in two processes that begin at the same time; return what each has counted."""
+def two(program: str, roots: tuple[Path, Path], gate: Path) -> list[int]:
+    """Run a program in two processes that begin at the same time; return what each has counted.
+
+    Each has its own path of the log.
+    """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", program, str(root), str(number), str(gate)],
+            [sys.executable, "-c", program, str(roots[number]), str(number), str(gate)],
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import kafkalog
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
@@ -32,16 +32,17 @@ class LogBuilder:
     every act that names no other. A `with` gives what `kafkalog.open` returns, and closes it.
     """
 
-    def __init__(self, log: Path | Engine | KafkaLog, *, now_ms: int = NOW_MS) -> None:
+    def __init__(self, log: Path | str | Engine | KafkaLog, *, now_ms: int = NOW_MS) -> None:
         """Open a directory, or go on with a log that is open."""
-        self._opened = kafkalog.open(log) if isinstance(log, Path) else log
+        self._opened = kafkalog.open(log) if isinstance(log, Path | str) else log
         self._now_ms = now_ms
         self._topic = "t"
 
     @property
     def engine(self) -> Engine:
-        """The engine of the log."""
-        return engine_of(self._opened)
+        """The engine of the log; in an object store it can do less."""
+        opened = self._opened
+        return opened._engine if isinstance(opened, KafkaLog) else opened
 
     @property
     def log(self) -> KafkaLog:

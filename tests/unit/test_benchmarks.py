@@ -61,6 +61,15 @@ PROMISED = [
     ("latency", "micro-batch of 1,000 records, p50", "an empty Python source", "<= 1.2"),
     ("latency", "micro-batch of 1,000 records, p50", "Kafka source and sink on a broker", ""),
     *(
+        (
+            "store_throughput",
+            f"Spark batch {act}, 1,000,000 records",
+            "on a log directory",
+            "<= 1.5",
+        )
+        for act in ("write", "read")
+    ),
+    *(
         ("view_latest", TABLE.format(state), peer, target)
         for state in ("before", "after")
         for peer, target in (("the connector and a window", ">= 5"), ("restore", ">= 1"))

@@ -19,6 +19,7 @@ DOCUMENTS = [
     "docs/command-line.md",
     "docs/compaction.md",
     "docs/dead-broker.md",
+    "docs/deployment.md",
     "docs/cleaner.md",
     "docs/cluster.md",
     "docs/conformance.md",
@@ -27,6 +28,7 @@ DOCUMENTS = [
     "docs/glossary.md",
     "docs/ktables.md",
     "docs/limits.md",
+    "docs/platforms.md",
     "docs/object-store.md",
     "docs/promises.md",
     "docs/quick-start.md",
@@ -49,6 +51,19 @@ def test_the_readme_names_only_make_targets_that_exist() -> None:
     for document in DOCUMENTS:
         named = set(re.findall(r"`make ([a-z-]+)", (ROOT / document).read_text()))
         assert named <= targets, document
+
+
+def test_the_containers_commands_are_those_of_the_readme() -> None:
+    """Docker is not at hand where the tests run; what it would run is."""
+    image = (ROOT / "Dockerfile").read_text()
+    needed = re.search(r"a Debian machine with (.*?)\.", (ROOT / "README.md").read_text())
+    assert needed is not None
+    (installed,) = re.findall(r"^RUN apt-get .* --no-install-recommends (.*)$", image, re.M)
+    assert set(installed.split()) == {*re.findall(r"`(.+?)`", needed[1]), "ca-certificates"}
+    made = re.findall(r'^(?:RUN make|CMD \["make",) "?([a-z-]+)', image, re.M)
+    assert made == ["demo-setup", "demo"]
+    targets = re.findall(r"^([a-z-]+): \$\(DEMO_READY\)", (ROOT / "Makefile").read_text(), re.M)
+    assert targets == made
 
 
 def test_the_formats_example_is_what_is_written(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ files are read, and the header of an open transaction's first batch.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.directory_signs import is_copy
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
@@ -30,8 +32,11 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
-_CLEAN = "kafkalog clean {path} {topic} --force"
-_ALTER = "kafkalog topics alter {path} {topic} --config "
+_CLEAN = "`kafkalog clean {path} {topic} --force`"
+_REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
+"""Codes of what keeps every cleaner away."""
+_NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
+_ALTER = "`kafkalog topics alter {path} {topic} --config "
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Reason:
     remedy: str | None = None
     until_ms: int | None = None
     """When it ends without help (epoch ms), if that is known."""
+    commands: tuple[str, ...] = ()
+    """The command lines in the remedy, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,9 @@ class Explanation:
             return "is being cleaned"
         if self.is_due:
             return "is due, and no cleaner runs" if "no cleaner" in codes else "will be cleaned"
-        return "is clean" if codes & {"empty", "all clean"} else "is not cleaned now"
+        if codes & {"empty", "all clean"}:
+            return "is clean"
+        return "is not cleaned now" if codes & _REFUSALS else "is not due"
 
 
 def explain(
@@ -78,6 +87,13 @@ def explain(
     return [
         _explained(engine, topic, partition, plans, is_running) for partition, _ in known.present()
     ]
+
+
+def explain_topics(engine: Engine, topic: str | None, now_ms: int) -> list[Explanation]:
+    """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
+    plans = Plans(engine, now_ms)
+    names = engine.topics() if topic is None else [topic]
+    return [each for name in names for each in explain(engine, name, now_ms, plans)]
 
 
 def utc_time(time_ms: int) -> str:
@@ -96,8 +112,8 @@ def _explained(
         log, state = plans.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
         text = f"It cannot be read: {fault_reason(fault)}."
-        remedy = "kafkalog verify {path} {topic} shows what is damaged"
-        unreadable = Reason("unreadable", text, _told(remedy, engine, topic))
+        remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
+        unreadable = _told(Reason("unreadable", text, remedy), engine, topic)
         return Explanation(topic, partition, False, (unreadable,))
     found = [*_refusals(engine, log, now_ms)]
     is_refused = bool(found)
@@ -106,21 +122,23 @@ def _explained(
             found += _reasons_to_clean(log)
             found += [one for _, one in _barriers(engine, log, state, plans)]
         else:
-            found += _waits(engine, log, state, plans)
+            found += waits(engine, log, state, plans)
         if not is_refused:
-            found += _cleaners(log, state, is_running, first=found[0].code if found else "")
+            found += _cleaners(log, state, is_running)
         found += _tombstones(log, now_ms)
-    findings = tuple(
-        Reason(one.code, one.sentence, _told(one.remedy, engine, topic), one.until_ms)
-        for one in found
-    )
+    findings = tuple(_told(one, engine, topic) for one in found)
     return Explanation(topic, partition, log.is_eligible and not is_refused, findings)
 
 
-def _told(remedy: str | None, engine: Engine, topic: str) -> str | None:
-    if remedy is None:
-        return None
-    return remedy.replace("{path}", str(engine.root)).replace("{topic}", topic)
+def _told(found: Reason, engine: Engine, topic: str) -> Reason:
+    """Return a finding with names in its remedy, whose commands are between backticks."""
+    if found.remedy is None:
+        return found
+    parts = [
+        part.replace("{path}", str(engine.root)).replace("{topic}", topic)
+        for part in found.remedy.split("`")
+    ]
+    return dataclasses.replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
 
 
 def _is_owned(engine: Engine) -> bool:
@@ -131,11 +149,18 @@ def _is_owned(engine: Engine) -> bool:
 
 
 def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
+    if is_copy(engine.root):
+        yield Reason(
+            "broker",
+            "It is in a copy of a broker's partitions, which kafkalog only reads.",
+            "`kafkalog adopt {path}`",
+        )
+        return
     if not _is_owned(engine):
         yield Reason(
             "broker",
             "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
-            "stop the broker, then kafkalog adopt {path}",
+            "stop the broker, then `kafkalog adopt {path}`",
         )
         return
     if not log.config.is_compacted:
@@ -146,7 +171,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
         yield Reason(
             "policy",
             f"{text}, and only topics with compact are compacted.",
-            _ALTER + "cleanup.policy=compact",
+            _ALTER + "cleanup.policy=compact`",
         )
         return
     if is_being_cleaned(log.directory):
@@ -187,24 +212,25 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
             f"It is due: its dirty ratio is {log.dirty_ratio:.2f} "
             f"({_size(log.cleanable_bytes)} of {_size(log.cleanable_bytes + log.clean_bytes)}), "
             f"above min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:g}.",
+            _NOW,
         )
     if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
         yield Reason(
             "due",
             f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
             f"{duration(log.compaction_delay_ms)} ago.",
+            _NOW,
         )
     if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
         yield Reason(
             "due",
             "It is due: the delete horizon of a tombstone passed at "
             f"{utc_time(log.earliest_delete_horizon_ms)}.",
+            _NOW,
         )
 
 
-def _cleaners(
-    log: LogToClean, state: PartitionState, is_running: bool | None, *, first: str
-) -> Iterator[Reason]:
+def _cleaners(log: LogToClean, state: PartitionState, is_running: bool | None) -> Iterator[Reason]:
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
@@ -214,12 +240,8 @@ def _cleaners(
             )
     elif is_running is not None:
         text = "No background cleaner runs on this log, in any process"
-        remedy = "keep one running with kafkalog cleaner {path}, or kafkalog.open(path, "
+        remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, "
         remedy += "cleaner=True)"
-        if log.is_eligible:
-            remedy += "; or clean once, now: kafkalog clean {path} {topic}"
-        elif first in ("ratio", "active segment"):  # force does not help against a lag
-            remedy += f"; or clean once, now: {_CLEAN}"
         if not may_clean(log.directory):
             text += ", and this one may not write the directory"
             remedy = f"run one on a host and as a user that may write {log.directory}"
@@ -229,9 +251,8 @@ def _cleaners(
 # --- what lets it wait ---------------------------------------------------------------------------
 
 
-def _waits(
-    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
-) -> Iterator[Reason]:
+def waits(engine: Engine, log: LogToClean, state: PartitionState, plans: Plans) -> Iterator[Reason]:
+    """Yield what a partition that is not cleaned now waits for; the first one is the answer."""
     if state.high_watermark <= state.log_start_offset:
         yield Reason("empty", "It is empty.")
         return
@@ -261,8 +282,8 @@ def _barriers(
 def _awaited() -> Reason:
     return Reason(
         "pin",
-        "It is due, but tasks read the changelog of a snapshot of this log: no cleaning begins "
-        "until they have ended.",
+        "It would be due, but tasks read the changelog of a snapshot of this log: no cleaning "
+        "begins until they have ended.",
         f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
         "wait",
     )
@@ -281,7 +302,7 @@ def _ratio(log: LogToClean) -> Reason:
     return Reason(
         "ratio",
         f"{text}.{_last(log)}",
-        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}, or {_CLEAN}",
+        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
     )
 
 
@@ -337,7 +358,7 @@ def _transaction(
             "transaction",
             f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
             "it ends with its producer's marker: append what followed in the log it came from, "
-            "kafkalog append {path} {topic} --raw FILE --partition " + str(log.partition),
+            "`kafkalog append {path} {topic} --raw FILE --partition " + f"{log.partition}`",
         ),
     )
 
@@ -360,7 +381,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
                     "lag",
                     f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
                     f"follows from being cleaned until {utc_time(latest + lag)}.",
-                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}",
+                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
                     latest + lag,
                 ),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafkalog.cleaner.report.explain import waits
 from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
@@ -36,9 +37,12 @@ class PartitionStatus:
     dirty_ratio: float
     """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
     state: str
-    """`clean`, `dirty` (the cleaner will come), `uncleanable`, `paused`, or `not compacted`."""
+    """`clean` (nothing in it is dirty), `not due`, `dirty` (the cleaner will come), `uncleanable`,
+    `paused`, or `not compacted`."""
     reason: str | None = None
-    """Why it is uncleanable."""
+    """Why it is uncleanable or not due, as `explain` says it first."""
+    reason_code: str | None = None
+    """The code of `explain` for why it is not due."""
     last_stable_offset: int = 0
     """The first offset of the first open transaction, or else the high watermark."""
     tombstones_waiting: int | None = None
@@ -66,7 +70,7 @@ def status(
         known = state.topics[name]
         for partition, _ in known.present():
             try:
-                found.append(_readable(plans, name, partition))
+                found.append(_readable(engine, plans, name, partition))
             except (OSError, KafkaLogError) as fault:
                 if not engine.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
@@ -74,9 +78,12 @@ def status(
     return found
 
 
-def _readable(plans: Plans, topic: str, partition: int) -> PartitionStatus:
+def _readable(engine: Engine, plans: Plans, topic: str, partition: int) -> PartitionStatus:
     log, state = plans.of(topic, partition)
     mark = read_uncleanable(log.directory)
+    word = _word(log, state, is_marked=mark is not None, is_paused=is_paused(log.directory))
+    first = next(waits(engine, log, state, plans), None) if word == "not due" else None
+    reason = None if mark is None else mark.reason
     last = read_last_cleaning(log.directory)
     return PartitionStatus(
         topic=topic,
@@ -89,8 +96,9 @@ def _readable(plans: Plans, topic: str, partition: int) -> PartitionStatus:
         dirty_bytes=log.cleanable_bytes,
         uncleanable_bytes=log.uncleanable_bytes,
         dirty_ratio=log.dirty_ratio,
-        state=_word(log, is_marked=mark is not None, is_paused=is_paused(log.directory)),
-        reason=None if mark is None else mark.reason,
+        state=word,
+        reason=reason if first is None else first.sentence,
+        reason_code=None if first is None else first.code,
         last_stable_offset=state.last_stable_offset,
         tombstones_waiting=_tombstones(last, log.first_dirty_offset),
         earliest_delete_horizon_ms=log.earliest_delete_horizon_ms,
@@ -99,14 +107,16 @@ def _readable(plans: Plans, topic: str, partition: int) -> PartitionStatus:
     )
 
 
-def _word(log: LogToClean, *, is_marked: bool, is_paused: bool) -> str:
+def _word(log: LogToClean, state: PartitionState, *, is_marked: bool, is_paused: bool) -> str:
     if not log.config.is_compacted:
         return "not compacted"
     if is_paused:
         return "paused"
     if is_marked:
         return "uncleanable"
-    return "dirty" if log.is_eligible else "clean"
+    if log.is_eligible:
+        return "dirty"
+    return "clean" if log.first_dirty_offset >= state.high_watermark else "not due"
 
 
 def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | None:

@@ -132,6 +132,8 @@ def clean_and_retain(
         progress=progress,
     )
     retain(engine, topic, now_ms=at_ms)
+    if isinstance(engine, ObjectLog):
+        store_manager.sweep(engine, now_ms=at_ms)
     return results
 
 

@@ -30,7 +30,7 @@ from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
 from kafkalog.storage_engine.segment.index import TimeIndex
-from kafkalog.storage_engine.segment.partition_directory import create_partition
+from kafkalog.storage_engine.segment.partition_directory import create_partition, note_recorded
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class ScratchPartition:
         segment_bytes = TopicConfig.parse(topic.config).segment_bytes
         config = {**topic.config, "segment.bytes": str(min(segment_bytes, SEGMENT_SIZE_MAX))}
         create_partition(self.directory, topic.topic_id)
+        note_recorded(self.directory)
         files.remove(self.directory / layout.segment_file(0, layout.LOG))
         with self.engine.transaction() as transaction:
             absent = {*range(count)} - {self._partition}

@@ -9,23 +9,29 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.delete_horizon import delete_horizon_of
 from kafkalog.cleaner.schedule.partition_cleaner import never, unwatched
 from kafkalog.cleaner.schedule.scheduler import Schedule
 from kafkalog.cleaner.schedule.scratch_partition import closed_extents
+from kafkalog.cleaner.schedule.store_plan import (
+    CLEAN,
+    MERGE,
+    live_extents,
+    plan_of,
+    regroup_of,
+)
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.schedule.throttle import Throttler
-from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.collector import collect, delete_dead
 from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects, regroup
+from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -34,10 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _DEFAULT: Final = CleanerConfig()
-_REGROUP_MS: Final = 60_000
-"""Fresh objects are regrouped once the oldest one is so old, if there are several."""
-_ALONE_MS: Final = 300_000
-"""A fresh object that is alone is regrouped once it is so old."""
+_COLLECTION_MS: Final = 3_600_000
 _REGROUP: Final = "regroup"
 
 
@@ -55,7 +58,7 @@ def regroup_due(
     done: list[Regrouped] = []
     damaged: set[str] = set()
     state = log.store_state()
-    if not (fresh_objects(state) if force else _is_regroup_due(state, now_ms)):
+    if not (fresh_objects(state) if force else regroup_of(state, now_ms).is_due):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
         while is_mine or force:
@@ -77,10 +80,34 @@ def regroup_due(
     return done
 
 
-def _is_regroup_due(state: StoreState, now_ms: int) -> bool:
-    fresh = fresh_objects(state)
-    least_ms = _REGROUP_MS if len(fresh) > 1 else _ALONE_MS
-    return bool(fresh) and now_ms - state.objects[fresh[0]].added_ms >= least_ms
+def merge_due(
+    log: ObjectLog, *, now_ms: int, check_abort: Callable[[], None] = never
+) -> list[Regrouped]:
+    """Merge small segment objects of one size class, eight at a time; return what was done.
+
+    Damaged ones are left as they are, with a warning. Raises StorageError.
+    """
+    done: list[Regrouped] = []
+    state = log.known_state
+    for topic, known in sorted(state.log.topics.items()):
+        for number, _ in known.present():
+            plan = plan_of(state, topic, number, now_ms)
+            if plan.act != MERGE:
+                continue
+            placed = live_extents(state, topic, number)[slice(*plan.merged)]
+            names = [each.object_name for each in placed]
+            with log.claim(f"{known.topic_id}-{number}", now_ms=now_ms) as is_mine:
+                try:
+                    if is_mine and not any(_has_gaps(log, name) for name in names):
+                        done.append(regroup(log, names, now_ms=now_ms, check_abort=check_abort))
+                except CorruptLogError as fault:
+                    _log.warning("%s: an object cannot be merged: %s", log.root, fault)
+    return done
+
+
+def _has_gaps(log: ObjectLog, name: str) -> bool:
+    """Return whether offsets are left out in a segment object, which was imported then."""
+    return bool(SideObject(log.client, layout.stored_side(name)).section(layout.GAPS))
 
 
 def choose(
@@ -104,52 +131,24 @@ def choose(
         for number, _ in known.present():
             if partition not in (None, number) or not closed_extents(state, name, number):
                 continue
-            plan = _plan(state, name, number, now_ms)
-            schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, plan.dirty_ratio)
-            delay_ms = max(schedule.max_compaction_delay_ms, plan.compaction_delay_ms)
-            schedule.max_compaction_delay_ms = delay_ms
-            if force or plan.is_due:
-                found.append((-plan.dirty_ratio, name, number))
+            plan = plan_of(state, name, number, now_ms, with_fresh=False)
+            ratio, delay_ms = plan.figures["dirtyRatio"], int(plan.figures["compactionDelayMs"])
+            schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, ratio)
+            schedule.max_compaction_delay_ms = max(schedule.max_compaction_delay_ms, delay_ms)
+            is_due = plan.act == CLEAN and _may_be_cleaned(state, name, number, now_ms)
+            if force or is_due:
+                found.append((-ratio, name, number))
     schedule.partitions = [(name, number) for _, name, number in sorted(found)]
     return schedule
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    dirty_ratio: float
-    compaction_delay_ms: int
-    is_due: bool
-
-
-def _plan(state: StoreState, topic: str, partition: int, now_ms: int) -> _Plan:
-    """Plan by the sizes and times that the commit log has. Kafka: C32 to C37."""
+def _may_be_cleaned(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
+    """Return whether a partition is not uncleanable until a later time."""
     known = state.log.topics[topic]
-    config = TopicConfig.parse(known.config)
-    first_dirty = valid_first_dirty_offset(known.partitions[partition])
-    clean = dirty = 0
-    oldest_ms = layout.INT64_MAX
-    for _, extent in closed_extents(state, topic, partition):
-        if extent.next_offset <= first_dirty:
-            clean += extent.size
-            continue
-        if 0 < config.min_compaction_lag_ms > now_ms - extent.max_timestamp:
-            break
-        dirty += extent.size
-        if extent.max_timestamp > 0:
-            oldest_ms = min(oldest_ms, extent.max_timestamp)
-    ratio = dirty / (clean + dirty) if clean + dirty else 0.0
-    delay_ms = max(0, now_ms - config.max_compaction_lag_ms - oldest_ms) if dirty else 0
     cleaned = state.cleaned_of(known.topic_id, partition)
-    notes = {} if cleaned is None else cleaned.notes
-    horizon_ms = delete_horizon_of(notes.get(layout.DELETE_HORIZON, ""), first_dirty)
-    mark = uncleanable_of(notes[layout.UNCLEANABLE]) if layout.UNCLEANABLE in notes else None
-    is_due = (
-        (horizon_ms is not None and horizon_ms <= now_ms)
-        or (dirty > 0 and delay_ms > 0)
-        or ratio > config.min_cleanable_dirty_ratio
-    )
-    may_be = mark is None or mark.is_due(known.config, now_ms)
-    return _Plan(ratio, delay_ms, is_due and may_be)
+    text = None if cleaned is None else cleaned.notes.get(layout.UNCLEANABLE)
+    mark = None if text is None else uncleanable_of(text)
+    return mark is None or mark.is_due(known.config, now_ms)
 
 
 def clean(
@@ -171,6 +170,7 @@ def clean(
     """
     if partition is None:
         regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
+        merge_due(log, now_ms=now_ms, check_abort=check_abort)
     else:
         log.store_state()
     cleaning = StoredCleaning(
@@ -206,6 +206,7 @@ def clean_filthiest(
     The arguments are those of `manager.clean_filthiest`.
     """
     regroup_due(log, now_ms=now_ms, check_abort=check_abort)
+    merge_due(log, now_ms=now_ms, check_abort=check_abort)
     schedule = choose(log.known_state, now_ms=now_ms)
     watch(schedule)
     cleaning = StoredCleaning(
@@ -256,5 +257,13 @@ def retain(
 
 
 def sweep(log: ObjectLog, *, now_ms: int) -> int:
-    """Delete objects that nobody needs any more; return how many."""
-    return log.sweep_staged(now_ms=now_ms)
+    """Delete objects that nobody needs any more; return how many.
+
+    A process that comes often looks for orphans and old commits once an hour, as lists cost.
+    """
+    last_ms = log.collected_ms
+    if last_ms is not None and 0 <= now_ms - last_ms < _COLLECTION_MS:
+        return delete_dead(log, now_ms=now_ms)
+    found = collect(log, now_ms=now_ms)
+    log.collected_ms = now_ms
+    return found.count

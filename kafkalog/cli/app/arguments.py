@@ -33,7 +33,9 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
 LogPath: TypeAlias = Annotated[
     str,
     typer.Argument(
-        metavar="PATH", show_default=False, help="A log's directory, or its URL in an object store."
+        metavar="PATH",
+        show_default=False,
+        help="A log's directory, or its URL in an object store; by default KAFKALOG_PATH.",
     ),
 ]
 """A log of kafkalog."""
@@ -42,7 +44,8 @@ ReadablePath: TypeAlias = Annotated[
     typer.Argument(
         metavar="PATH",
         show_default=False,
-        help="A log's directory, or its URL; those of one broker with commas between.",
+        help="A log's directory, or its URL; those of one broker with commas between; by default "
+        "KAFKALOG_PATH.",
     ),
 ]
 """A log of kafkalog, or the directories of a broker."""

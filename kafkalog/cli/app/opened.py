@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import InvalidInputError
-
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log.log_engine import LogEngine
@@ -26,11 +24,7 @@ def open_writable(path: str, *, create: bool = False) -> LogEngine:
     if not create:
         _check_log(path)
     log = open_engine(path, create=create)
-    if log.read_only:
-        raise InvalidInputError(
-            f"{log.root}: a Kafka broker's log directory is only read; to write to it, stop "
-            f"the broker and run: kafkalog adopt {log.root}"
-        )
+    log.check_writable()
     return log
 
 
@@ -50,11 +44,11 @@ def open_writable_directory(path: str) -> Engine:
 
 def _check_log(path: str) -> None:
     """Raise InvalidInputError if there is no log; the error names the verb that makes one."""
-    from kafkalog.storage_engine.metadata import address, directory_signs
+    from kafkalog.storage_engine.broker import owner
+    from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url
 
     if is_store_url(path):
         return  # opening it tells
-    root, *more = address.directories(path)
-    if not more and not address.is_broker_directory(root):
-        directory_signs.check_is_log(root, f"kafkalog topics create {root} NAME")
+    roots = address.directories(path)
+    owner.check_has_log(roots, f"kafkalog topics create {roots[0]} NAME")

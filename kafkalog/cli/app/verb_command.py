@@ -1,11 +1,18 @@
-"""A verb as typer runs it, with a help that shows only the names of its arguments."""
+"""A verb as typer runs it: PATH from KAFKALOG_PATH, and a help with the names of its arguments.
+
+With KAFKALOG_PATH set, a first argument is a PATH if it has a slash, or is `.` or `..`. Otherwise
+PATH is left out, since no topic's name has a slash.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from typer.core import TyperCommand
+
+PATH_VARIABLE: Final = "KAFKALOG_PATH"
 
 
 def examples(lines: Sequence[str]) -> str:
@@ -15,7 +22,22 @@ def examples(lines: Sequence[str]) -> str:
 
 
 class VerbCommand(TyperCommand):
-    """Leaves out the Python types that some releases of typer put behind an argument."""
+    """Adds a PATH that is left out.
+
+    The help leaves out the Python types that some releases of typer put behind an argument.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with the PATH of the environment before them if they have none."""
+        path = os.environ.get(PATH_VARIABLE)
+        first = next((p for p in self.params if p.param_type_name == "argument"), None)
+        if path and first is not None and first.name == "path" and not first.envvar:
+            options, *_ = self.make_parser(ctx).parse_args(args=list(args))
+            given = options.get("path")
+            is_path = isinstance(given, str) and ("/" in given or given in (".", ".."))
+            if not is_path and not {"--help", "-h"} & {*args}:
+                args = [path, *args]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the sections below the text."""

@@ -1,4 +1,4 @@
-"""Serves the picture on loopback: the page, and the figures that it polls.
+"""Serves the picture on loopback: the page, the figures that it polls, and pages of records.
 
 Only a request that names a loopback host gets an answer. A web page whose name was made to point
 here (DNS rebinding) gets none.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qs
 
 from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
+from kafkalog.cli.picture.records import records_page
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs import clock
 
@@ -36,7 +38,11 @@ def serving(path: str, log: Engine, port: int, *, counts_dead: bool) -> Iterator
     """Serve the picture and yield the port (0: any free one); raises InvalidInputError if taken."""
     counts = Counts()
     try:
-        server = _Server((HOST, port), lambda: figures(path, log, counts, clock.now_ms()))
+        server = _Server(
+            (HOST, port),
+            lambda: figures(path, log, counts, clock.now_ms()),
+            lambda query: records_page(log, query),
+        )
     except OSError as fault:
         raise InvalidInputError(f"port {port} of {HOST}: {fault.strerror}; try another") from None
     stopped = threading.Event()
@@ -73,9 +79,15 @@ def _count(log: Engine, counts: Counts, stopped: threading.Event) -> None:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], figures: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        figures: Callable[[], dict[str, Any]],
+        records: Callable[[Mapping[str, Sequence[str]]], dict[str, Any]],
+    ) -> None:
         super().__init__(address, _Handler)
         self._figures = figures
+        self.records = records
         self._lock = threading.Lock()
 
     def figures(self) -> dict[str, Any]:
@@ -90,18 +102,23 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        """Answer with the page, the figures, or an error."""
+        """Answer with the page, the figures, some records, or an error."""
         if not self._is_local():
             self._answer(403, "text/plain", b"this page is served to this machine alone\n")
             return
-        path = self.path.partition("?")[0]
-        if path not in ("/", "/figures.json"):
-            self._answer(404, "text/plain", b"there is / and /figures.json\n")
+        path, _, query = self.path.partition("?")
+        if path not in ("/", "/figures.json", "/records.json"):
+            self._answer(404, "text/plain", b"there is /, /figures.json and /records.json\n")
             return
         try:
-            found = self.server.figures()
+            if path == "/records.json":
+                found = self.server.records(parse_qs(query))
+            else:
+                found = self.server.figures()
         except (OSError, KafkaLogError) as fault:
-            self._answer(503, "text/plain", f"{fault_reason(fault)}\n".encode("utf-8", "replace"))
+            status = 400 if isinstance(fault, InvalidInputError) else 503
+            reason = f"{fault_reason(fault)}\n".encode("utf-8", "replace")
+            self._answer(status, "text/plain", reason)
             return
         if path == "/":
             self._answer(200, "text/html", page(found, is_live=True))

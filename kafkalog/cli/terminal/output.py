@@ -79,6 +79,13 @@ def print_line(text: str) -> None:
         sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
+def print_bytes(data: bytes) -> None:
+    """Print bytes of data as they are."""
+    with _told_faults():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+
+
 def flush() -> None:
     """Flush the standard output; raises PipeClosed, or StorageError if writing fails."""
     with _told_faults():
@@ -209,14 +216,3 @@ def check_outside(path: Path, roots: Iterable[Path], what: str, option: str) -> 
         raise InvalidInputError(
             f"{path}: {what} does not belong in the log; name another place with {option} FILE"
         )
-
-
-def configs(given: Sequence[str]) -> dict[str, str]:
-    """Return `name=value` texts as a mapping."""
-    found = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not separator or not name:
-            raise InvalidInputError(f"config {text!r}: expected name=value")
-        found[name.strip()] = value.strip()
-    return found

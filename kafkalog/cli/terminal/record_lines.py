@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.cli.terminal.output import Encoding, encoder, print_json, print_line
+from kafkalog.cli.terminal.output import Encoding, encoder, print_bytes, print_json, print_line
+from kafkalog.cli.terminal.record_format import RecordFormat
 from kafkalog.cli.terminal.time_text import utc_text
 
 if TYPE_CHECKING:
@@ -13,12 +15,19 @@ if TYPE_CHECKING:
 _TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppendTime"}
 
 
-def print_records(batch: pa.RecordBatch, encoding: Encoding, *, json: bool) -> None:
-    """Print records; with JSON their headers too. InvalidInputError if JSON would lose bytes."""
+def record_printer(
+    encoding: Encoding, format: str | None, *, json: bool
+) -> Callable[[pa.RecordBatch], None]:
+    """Return what prints records: as lines, in a format, or as JSON with their headers.
+
+    Raises InvalidInputError for a wrong format. The printer raises it if JSON would lose bytes.
+    """
     if json:
-        _print_objects(batch, encoding)
-    else:
-        _print_lines(batch, encoding)
+        return lambda batch: _print_objects(batch, encoding)
+    if format is None:
+        return lambda batch: _print_lines(batch, encoding)
+    form = RecordFormat(format, None if encoding is Encoding.UTF8 else encoder(encoding))
+    return lambda batch: _print_formatted(batch, form)
 
 
 def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
@@ -41,6 +50,12 @@ def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
         time_ms = time_us // 1000
         time_text = "-" if time_ms == -1 else utc_text(time_ms)
         print_line(f"{number}\t{offset}\t{time_text}\t{key_text}\t{value_text}")
+
+
+def _print_formatted(batch: pa.RecordBatch, form: RecordFormat) -> None:
+    columns = _columns(batch)
+    for row in zip(*columns.values(), strict=True):
+        print_bytes(form.line(dict(zip(columns, row, strict=True))))
 
 
 def _print_objects(batch: pa.RecordBatch, encoding: Encoding) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 
-_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _AGO: Final = re.compile(r"-([0-9]{1,12})(ms|s|m|h|d)")
 _EPOCH: Final = re.compile(r"[0-9]{1,18}")
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -38,7 +38,7 @@ def epoch_ms(text: str, *, now_ms: int, option: str) -> int:
     """
     ago = _AGO.fullmatch(text)
     if ago is not None:
-        return max(now_ms - int(ago[1]) * _UNITS[ago[2]], 0)
+        return max(now_ms - int(ago[1]) * UNITS[ago[2]], 0)
     if _EPOCH.fullmatch(text):
         return int(text)
     try:

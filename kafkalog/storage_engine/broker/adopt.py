@@ -391,7 +391,7 @@ class _Adopting:
     def record(self) -> AdoptReport:
         state = self._found()
         checkpoints.write_root_checkpoints(self.root, state)
-        write_adopted_topics(self.root, self._broker_ids())
+        write_adopted_topics(self.root, self._broker_ids(), state)
         Journal.create(self.root / layout.COMMIT, state)
         damage = [line for loaded in self._loaded.values() for line in loaded.damage]
         return AdoptReport(

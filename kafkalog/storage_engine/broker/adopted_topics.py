@@ -2,7 +2,8 @@
 
 A broker knows a topic by its id. When it gets the directory back, it puts aside topics that were
 created here since the adoption, and creates topics again that were deleted here. `release` reports
-both. The file has a topic and its id on each line. A log without the file was adopted by an earlier
+both, and partitions that were added here. Each line of the file has a topic, its id and its number
+of partitions. A log without the file was adopted by an earlier
 release of kafkalog, or never.
 """
 
@@ -20,18 +21,23 @@ from kafkalog.storage_engine.metadata.state import State
 _SHOWN = 20
 
 
-def write_adopted_topics(root: Path, ids: Mapping[str, str]) -> None:
-    """Write the topic ids that the broker's cluster knows."""
-    lines = [f"{topic} {topic_id}\n" for topic, topic_id in sorted(ids.items())]
+def write_adopted_topics(root: Path, ids: Mapping[str, str], state: State) -> None:
+    """Write the topic ids that the broker's cluster knows; `state` has the topics."""
+    lines = [
+        f"{topic} {topic_id} {len(state.topics[topic].partitions)}\n"
+        for topic, topic_id in sorted(ids.items())
+    ]
     files.write_atomically(root / layout.ADOPTED_TOPICS, "".join(lines).encode())
 
 
-def _read(root: Path) -> dict[str, str] | None:
+def _read(root: Path) -> dict[str, tuple[str, int]] | None:
+    """Return {topic: (id, partitions)}; None without the file."""
     try:
         lines = files.read_file(root / layout.ADOPTED_TOPICS).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    return {tokens[0]: tokens[1] for line in lines if len(tokens := line.split()) == 2}
+    rows = [tokens for line in lines if len(tokens := line.split()) == 3 and tokens[2].isdigit()]
+    return {topic: (topic_id, int(count)) for topic, topic_id, count in rows}
 
 
 def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]:
@@ -41,9 +47,9 @@ def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]
     """
     adopted = _read(root)
     try:
-        cluster = {t.topic_id for t in metadata_log.read_topics(root).values()}
+        cluster = {t.topic_id: t.partitions for t in metadata_log.read_topics(root).values()}
     except (KafkaLogError, OSError):
-        cluster = set()
+        cluster = {}
     ids = {name: given.get(name, topic.topic_id) for name, topic in state.topics.items()}
     if adopted is None and not cluster:
         if ids.keys() <= given.keys():
@@ -53,15 +59,21 @@ def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]
             "renames its directories to -stray: create it there and give --topic-ids; one that was "
             "deleted here comes back empty unless it is deleted there"
         ]
-    known = cluster or set((adopted or {}).values())
-    notices = []
+    known = cluster or dict((adopted or {}).values())
+    notices = [
+        f"the broker knows {known[ids[name]]} of the {len(topic.partitions)} partitions of the "
+        f"topic {name}, and renames the directories of those added here to -stray: copy their "
+        "records to another topic first"
+        for name, topic in sorted(state.topics.items())
+        if len(topic.partitions) > known.get(ids[name], layout.PARTITIONS_MAX)
+    ]
     created = sorted(name for name in ids.keys() - given.keys() if ids[name] not in known)
     if created:
         notices.append(
             f"the broker does not know {_listed(created)}, and renames the directories to -stray: "
             "create them there and give --topic-ids"
         )
-    gone = {topic_id: name for name, topic_id in (adopted or {}).items()}
+    gone = {topic_id: name for name, (topic_id, _) in (adopted or {}).items()}
     gone |= {t.topic_id: t.name for t in state.deleting.values() if t.topic_id in known}
     if cluster:
         gone = {topic_id: name for topic_id, name in gone.items() if topic_id in cluster}

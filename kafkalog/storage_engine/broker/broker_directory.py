@@ -27,9 +27,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, NoReturn, overload
 
-from kafkalog.errors import CorruptLogError, KafkaLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    LockedByBrokerError,
+    StorageError,
+)
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
@@ -70,8 +76,10 @@ class BrokerDirectories:
     the same partition.
     """
 
-    def __init__(self, roots: Sequence[Path]) -> None:
+    def __init__(self, roots: Sequence[Path], *, copies: Sequence[Path] = ()) -> None:
         self.roots = tuple(roots)
+        self.copies = tuple(copies)
+        """Those of the roots that no broker's file is in: rescued partitions."""
         self._guard = threading.RLock()
         self._found: tuple[_Root, ...] = ()
         self._directories: dict[_Key, tuple[_Root, Path]] = {}
@@ -80,6 +88,16 @@ class BrokerDirectories:
         self._ends: dict[_Key, int] = {}
         """High watermarks that readers have already seen."""
         self._state: State | None = None
+
+    def refuse_write(self) -> NoReturn:
+        """Raise InvalidInputError, which says how the directory becomes ours."""
+        root = self.roots[0]
+        what, first = "a Kafka broker's log directory", ", stop the broker and run"
+        if root in self.copies:
+            what, first = "a copy of a broker's partitions", " run"
+        raise InvalidInputError(
+            f"{root}: {what} is only read; to write to it{first}: kafkalog adopt {root}"
+        )
 
     def published(self) -> State:
         """Return the state, the same object while the broker changes nothing."""

@@ -1,10 +1,11 @@
-"""Find out whether directories belong to a broker or to us."""
+"""Find out whether directories belong to a broker, to nobody, or to us."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
@@ -13,11 +14,19 @@ from kafkalog.storage_engine.metadata import address, directory_signs
 if TYPE_CHECKING:
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
+_logger = logging.getLogger(__name__)
+_NOTED: Final[set[Path]] = set()
+"""Copies that this process has noted."""
+
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
-    """Return the directories of a broker, or None for ours; several must be a broker's."""
+    """Return the directories of a broker, or None for ours; several must be a broker's.
+
+    A copy of a broker's partitions, which has no owner's file, is read as a stopped broker's.
+    """
     with address.looking():
-        is_broker = [address.is_broker_directory(root) for root in roots]
+        copies = [root for root in roots if directory_signs.is_copy(root)]
+        is_broker = [root in copies or address.is_broker_directory(root) for root in roots]
     if len(roots) > 1 and not all(is_broker):
         raise InvalidInputError(
             f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "
@@ -29,16 +38,34 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     _check_one_broker(roots)
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
-    return BrokerDirectories(roots)
+    return BrokerDirectories(roots, copies=copies)
 
 
-def check_has_log(roots: Sequence[Path]) -> None:
+def check_has_log(roots: Sequence[Path], creating: str = directory_signs.TO_CREATE) -> None:
     """Raise InvalidInputError if the directories have no log, and StorageError for a lost one.
 
-    Opens no file.
+    `creating` says how to create one. Opens no file. Notes once if the log is a copy.
     """
-    if open_broker(roots) is None:
-        directory_signs.check_is_log(roots[0])
+    found = open_broker(roots)
+    if found is None:
+        directory_signs.check_is_log(roots[0], creating)
+    else:
+        note_copies(found)
+
+
+def note_copies(found: BrokerDirectories) -> None:
+    """Log a notice for each copy among the directories, once per process."""
+    for root in found.copies:
+        if root not in _NOTED:
+            _NOTED.add(root)
+            _logger.warning(
+                "%s: read as a copy of a broker's partitions, for it has neither %s nor `%s`. To "
+                "write to it, run: kafkalog adopt %s",
+                root,
+                layout.META_PROPERTIES,
+                layout.COMMIT,
+                root,
+            )
 
 
 def _check_one_broker(roots: Sequence[Path]) -> None:

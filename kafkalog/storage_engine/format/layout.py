@@ -204,6 +204,7 @@ ABORT_TRANSACTION_RECORD: Final = 25
 CONFIG_OF_TOPIC: Final = 2
 """The resource type of a config record."""
 TOPIC_ID_SIZE: Final = 16
+TOPIC_ID_TEXT_SIZE: Final = 22
 
 # --- file names: LogFileUtils, UnifiedLog --------------------------------------------------------
 LOG: Final = ".log"
@@ -547,6 +548,7 @@ STORED_DATA: Final = "data"
 STORED_SEGMENTS: Final = "segments"
 STORED_SIDE: Final = ".side"
 STORED_CLAIMS: Final = "claims"
+STORED_PROBE: Final = "probe"
 _STORED_LAST: Final = 10**20 - 1
 _STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
 _STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
@@ -606,6 +608,16 @@ def stored_claim(work: str, minutes: int) -> str:
 def is_stored_segment(name: str) -> bool:
     """Return whether a name is that of a segment object; the one beside it is not."""
     return name.startswith(f"{STORED_SEGMENTS}/") and name.endswith(LOG)
+
+
+def is_stored_data(name: str) -> bool:
+    """Return whether a name is that of an object with records, or of indexes beside one."""
+    return _STORED_DATA_NAME.fullmatch(name) is not None
+
+
+def topic_of_stored(name: str) -> str:
+    """Return the id of the topic of a segment object."""
+    return name.rpartition("/")[2][:TOPIC_ID_TEXT_SIZE]
 
 
 def stored_side(name: str) -> str:

@@ -2,20 +2,30 @@
 
 Only this module makes them, and only `files` and `locks` call it. A test gives another file system:
 a subclass that counts calls, refuses some of them, or records them, put in place by `replaced`.
+
+Linux has all of these calls. Where another system lacks one, the method does the same by others.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 Place = str | os.PathLike[str]
 Data = bytes | bytearray | memoryview
+
+_NO_FULL_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTTY})
+"""The errors of a file system without F_FULLFSYNC, for example a network's."""
+_PATH_SIZE: Final = 1024
+"""Apple: MAXPATHLEN, the bytes that F_GETPATH fills."""
+_ZEROS_SIZE: Final = 1 << 20
 
 
 class FileSystem:
@@ -48,8 +58,13 @@ class FileSystem:
         os.ftruncate(fd, size)
 
     def posix_fallocate(self, fd: int, position: int, size: int) -> None:
-        """Give an open file room."""
-        os.posix_fallocate(fd, position, size)
+        """Give an open file room; without this call, zeros are written beyond the file's end."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, position, size)
+            return
+        begin, end = max(position, os.fstat(fd).st_size), position + size
+        while begin < end:
+            begin += self.pwrite(fd, bytes(min(_ZEROS_SIZE, end - begin)), begin)
 
     def statvfs(self, path: Place) -> os.statvfs_result:
         """Describe the disk below a path."""
@@ -57,11 +72,11 @@ class FileSystem:
 
     def fsync(self, fd: int) -> None:
         """Make the content and the size of an open file durable."""
-        os.fsync(fd)
+        _sync(fd, os.fsync)
 
     def fdatasync(self, fd: int) -> None:
         """Make the content of an open file durable."""
-        os.fdatasync(fd)
+        _sync(fd, os.fdatasync if hasattr(os, "fdatasync") else os.fsync)
 
     def replace(self, source: Place, target: Place) -> None:
         """Rename a file over another."""
@@ -106,6 +121,27 @@ class FileSystem:
     def fcntl(self, fd: int, command: int, argument: bytes) -> bytes:
         """Lock a range of an open file, or ask who holds it."""
         return fcntl.fcntl(fd, command, argument)
+
+
+def _sync(fd: int, sync: Callable[[int], None]) -> None:
+    """Sync an open file; on macOS also what is in the cache of the disk itself."""
+    full_sync: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        try:
+            fcntl.fcntl(fd, full_sync)
+            return
+        except OSError as fault:
+            if fault.errno not in _NO_FULL_SYNC:
+                raise
+    sync(fd)
+
+
+def path_of(fd: int) -> str:
+    """Return the path of an open file; raises OSError where the system does not know it."""
+    get_path: int | None = getattr(fcntl, "F_GETPATH", None)
+    if get_path is not None:
+        return os.fsdecode(fcntl.fcntl(fd, get_path, bytes(_PATH_SIZE)).rstrip(b"\0"))
+    return os.readlink(f"/proc/self/fd/{fd}")
 
 
 current = FileSystem()

@@ -73,7 +73,7 @@ def _named(fd: int) -> Iterator[None]:
 def _name(fault: OSError, fd: int) -> None:
     if fault.filename is None:
         with contextlib.suppress(OSError):
-            fault.filename = os.readlink(f"/proc/self/fd/{fd}")
+            fault.filename = file_system.path_of(fd)
 
 
 # --- opening and listing -------------------------------------------------------------------------

@@ -10,23 +10,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from kafkalog.storage_engine.fs import mac
+
 
 @functools.cache
 def boot_id() -> str:
     """Name this boot of this host: unsynced bytes survive exactly as long as it lasts."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+    return _text(Path("/proc/sys/kernel/random/boot_id")).strip() or mac.boot_session()
 
 
 @functools.cache
 def host_id() -> str:
     """Name this host."""
-    try:
-        return Path("/etc/machine-id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
+    return _text(Path("/etc/machine-id")).strip() or mac.host_uuid() or os.uname().nodename
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
@@ -34,9 +30,10 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
     `root` is the directory with `proc` and `sys`.
     """
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = [limit for limit in _group_limits(root) if limit < physical]
-    return min(limits, default=None)
+    limit = min(_group_limits(root), default=None)
+    if limit is None or limit >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        return None
+    return limit
 
 
 def _group_limits(root: Path) -> Iterator[int]:

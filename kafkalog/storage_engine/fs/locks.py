@@ -1,8 +1,9 @@
 """Every lock: only this module locks.
 
 - `RootLock` is Kafka's `.lock`, held *shared* by whoever writes or cleans. A broker takes it
-  exclusively, so the two exclude each other. It is an open-file-description lock, which conflicts
-  with Java's POSIX lock and, unlike it, survives the closing of other descriptors of the file.
+  exclusively, so the two exclude each other. On Linux it is an open-file-description lock, which
+  conflicts with Java's POSIX lock and, unlike it, survives the closing of other descriptors of the
+  file. Elsewhere it is a `flock` lock of the same file, and who takes it asks for Java's lock then.
 - `FileLock` and `SegmentsLock` are `flock` locks of ours. Every acquisition opens a descriptor of
   its own, so two threads of one process exclude each other like two processes. A process that dies
   drops its locks; a forked child closes the descriptors that it inherits, and holds none.
@@ -14,15 +15,18 @@ shared to exclusive, and none is held across a yield or code of the user.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
 import struct
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -30,9 +34,16 @@ from kafkalog.storage_engine.fs import file_system, files
 
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.05
-_SET_LOCK = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)
-_GET_LOCK = getattr(fcntl, "F_OFD_GETLK", fcntl.F_GETLK)
-_FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
+_HAS_DESCRIPTION_LOCKS: Final[bool] = sys.platform == "linux"
+_SET_LOCK: Final = 37
+"""Linux: F_OFD_SETLK. A Python that was built upon an old C library lacks the name."""
+_GET_LOCK: Final = 36 if _HAS_DESCRIPTION_LOCKS else fcntl.F_GETLK
+_NO_PROCESS: Final = -1
+"""The `l_pid` of a lock that belongs to no process, as those of `flock` do."""
+# struct flock: l_type, l_whence, l_start, l_len, l_pid; BSD and macOS have l_type after l_pid.
+_FLOCK, _TYPE, _PID = (
+    (struct.Struct("hhqqi4x"), 0, 4) if _HAS_DESCRIPTION_LOCKS else (struct.Struct("qqihh"), 3, 2)
+)
 
 _descriptors: set[int] = set()
 _generation = 0
@@ -129,6 +140,28 @@ def _flock(fd: int, operation: int, path: Path) -> None:
         file_system.current.flock(fd, operation)
 
 
+def _needs_writing(fault: StorageError) -> bool:
+    """Tell whether a lock was refused since the file is open to be read only, as NFS does."""
+    return isinstance(fault.__cause__, OSError) and fault.__cause__.errno == errno.EBADF
+
+
+def _whole_file(kind: int) -> bytes:
+    """Return the `struct flock` of a lock of a kind on a whole file."""
+    fields = [0] * 5
+    fields[_TYPE] = kind
+    return _FLOCK.pack(*fields)
+
+
+def _conflicting(fd: int, kind: int) -> tuple[int, int]:
+    """Return the kind and the process of a lock that conflicts with one on a whole file.
+
+    The kind is F_UNLCK if there is none.
+    """
+    answer = file_system.current.fcntl(fd, _GET_LOCK, _whole_file(kind))
+    fields = _FLOCK.unpack(answer)
+    return fields[_TYPE], fields[_PID]
+
+
 def _is_current(fd: int, path: str) -> bool:
     """Tell whether an open file still is the one of that name."""
     try:
@@ -202,7 +235,10 @@ class FileLock:
             return False
 
     def passing(self) -> contextlib.AbstractContextManager[None]:
-        """Hold the lock alone for a moment; like `shared`, also where nothing can be written."""
+        """Hold the lock alone for a moment; like `shared`, also where nothing can be written.
+
+        NFS locks alone only what may be written. There, who may only read holds it with others.
+        """
         return self._held(fcntl.LOCK_EX)
 
     @contextlib.contextmanager
@@ -225,7 +261,12 @@ class FileLock:
                 if opened.fd is None:
                     is_held = True
                     return opened
-                _flock(opened.fd, operation, self.path)
+                try:
+                    _flock(opened.fd, operation, self.path)
+                except StorageError as fault:
+                    if writable or not _needs_writing(fault):
+                        raise
+                    _flock(opened.fd, fcntl.LOCK_SH, self.path)
                 if _is_current(opened.fd, self._name):
                     is_held = True
                     return opened
@@ -297,10 +338,11 @@ class RootLock:
             fd = files.open_listed(self.path)
         except FileNotFoundError:
             return False
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
         with files.closing(fd), _refused(self.path):
-            answer = file_system.current.fcntl(fd, _GET_LOCK, asked)
-        return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+            kind, _ = _conflicting(fd, fcntl.F_RDLCK)
+        if kind == fcntl.F_UNLCK and not _HAS_DESCRIPTION_LOCKS:
+            return FileLock(self.path, create=False).is_held_alone()
+        return kind != fcntl.F_UNLCK
 
     @contextlib.contextmanager
     def _held(self, kind: int, wait_s: float = 0.0) -> Iterator[Callable[[], None]]:
@@ -331,8 +373,15 @@ class RootLock:
 
     def _lock(self, fd: int, kind: int) -> bool:
         with _refused(self.path), contextlib.suppress(BlockingIOError, PermissionError):
-            file_system.current.fcntl(fd, _SET_LOCK, _FLOCK.pack(kind, os.SEEK_SET, 0, 0, 0))
-            return True
+            if _HAS_DESCRIPTION_LOCKS:
+                file_system.current.fcntl(fd, _SET_LOCK, _whole_file(kind))
+                return True
+            operation = fcntl.LOCK_SH if kind == fcntl.F_RDLCK else fcntl.LOCK_EX
+            file_system.current.flock(fd, operation | fcntl.LOCK_NB)
+            found, process = _conflicting(fd, kind)
+            if found == fcntl.F_UNLCK or process == _NO_PROCESS:  # none, or our own
+                return True
+            file_system.current.flock(fd, fcntl.LOCK_UN)
         return False
 
     def _check(self, fd: int) -> None:

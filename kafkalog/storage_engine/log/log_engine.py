@@ -13,7 +13,7 @@ from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.log.log_store import LogStore
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.metadata.state import TopicState
+from kafkalog.storage_engine.metadata.state import EMPTY, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
@@ -137,12 +137,18 @@ class LogEngine(LogStore):
         return sorted(self.state().topics)
 
     def alter_topic(
-        self, name: str, config: Mapping[str, str], *, now_ms: int | None = None
+        self,
+        name: str,
+        config: Mapping[str, str | None] = EMPTY,
+        partitions: int | None = None,
+        *,
+        keys_may_move: bool = False,
+        now_ms: int | None = None,
     ) -> TopicState:
-        """Set configs of a topic; the others stay."""
+        """Set or delete (None) configs of a topic, and add partitions; the rest stays."""
 
         def alter(change: LogChange) -> TopicState:
-            return change.alter_topic(name, {**change.topic(name).config, **config})
+            return change.alter_topic(name, config, partitions, keys_may_move=keys_may_move)
 
         return self.change(alter, now_ms=now_of(now_ms))
 

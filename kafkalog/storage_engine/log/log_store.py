@@ -59,6 +59,10 @@ class LogStore(ABC):
         """
 
     @abstractmethod
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches, as far as they can be listed."""
+
+    @abstractmethod
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of an existing or future offset, or -1."""
 

@@ -1,8 +1,8 @@
 """Find out from the names in a directory who owns it; no file is opened or written.
 
 `meta.properties` is a broker's, `commit` is ours. Without either, other names show its history. It
-is a released log, a log that lost its journal, a copy of a broker's partitions, or a foreign
-directory, which kafkalog must not touch.
+is a released log, a log that lost its journal, a copy of a broker's partitions, which is only read,
+or a foreign directory, which kafkalog must not touch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from kafkalog.storage_engine.fs import files
 _LOST_AND_FOUND = "lost+found"
 _OWNED = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT, layout.COMMIT_RELEASED)
 """Files that occur only in a broker's directory or in one of ours."""
+TO_CREATE = "kafkalog.open(path), or by writing to it"
 _BEGUN = (layout.META_ASIDE, layout.GUARD, layout.COMMIT, layout.COMMIT_RELEASED)
 """Files which show that the directory was ours, or that an adoption is under way."""
 
@@ -73,6 +74,23 @@ def _check_can_be_taken(directory: Path, partition: int) -> None:
             )
 
 
+def is_copy(root: Path) -> bool:
+    """Return whether a directory has partitions with segments, and no file of any owner.
+
+    It was rescued from a broker's disk, or copied: only `partition-0/*.log` may be there.
+    """
+    if not root.is_dir() or any((root / name).exists() for name in _OWNED):
+        return False
+    found = [
+        files.list_names(root / name)
+        for name in files.list_names(root)
+        if layout.parse_partition_directory(name) and (root / name).is_dir()
+    ]
+    if any(layout.CANARY in below for below in found):
+        return False  # a log of ours that has lost its journal
+    return any(layout.base_offsets(below, layout.LOG) for below in found)
+
+
 def check_journal_is_not_lost(root: Path) -> None:
     """Raise InvalidInputError for a directory without `commit` that is or was a log of ours."""
     if not root.is_dir() or (root / layout.COMMIT).exists():
@@ -95,7 +113,7 @@ def check_journal_is_not_lost(root: Path) -> None:
         )
 
 
-def check_is_log(root: Path, creating: str = "kafkalog.open(path), or by writing to it") -> None:
+def check_is_log(root: Path, creating: str = TO_CREATE) -> None:
     """Raise InvalidInputError if the path has no log of ours; `creating` says how to create one.
 
     For a path inside a log, such as a partition's directory, the error names the log.

@@ -15,7 +15,13 @@ from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageErr
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
-from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
+from kafkalog.storage_engine.metadata.state import (
+    Change,
+    DeletedTopic,
+    PartitionState,
+    State,
+    TopicState,
+)
 
 HIGH_WATERMARK = -1
 """Means the high watermark in `delete_records`, as in Kafka's DeleteRecords."""
@@ -106,12 +112,36 @@ class LogChange:
                 leader_epoch=topic.partitions[number].leader_epoch,
             )
 
-    def alter_topic(self, name: str, config: Mapping[str, str]) -> TopicState:
-        """Replace a topic's config overrides."""
+    def alter_topic(
+        self,
+        name: str,
+        config: Mapping[str, str | None],
+        partitions: int | None = None,
+        *,
+        keys_may_move: bool = False,
+    ) -> TopicState:
+        """Set configs, or delete those whose value is None, and add partitions.
+
+        `check_grows` says when partitions are refused. Raises InvalidInputError.
+        """
         topic = self.topic(name)
-        TopicConfig.parse(config)
-        self._change.topic(name, topic.topic_id, len(topic.partitions), config, topic.absent)
-        return dataclasses.replace(topic, config=MappingProxyType(dict(config)))
+        altered = _with_configs(topic, config)
+        parsed = TopicConfig.parse(altered)
+        count = len(topic.partitions)
+        if partitions is not None:
+            check_grows(topic, partitions, is_compacted=parsed.is_compacted and not keys_may_move)
+            self.add_partitions(topic, partitions)
+            count = partitions
+        self._change.topic(name, topic.topic_id, count, altered, topic.absent)
+        added = (PartitionState(),) * (count - len(topic.partitions))
+        return dataclasses.replace(
+            topic,
+            config=MappingProxyType(altered),
+            partitions=(*topic.partitions, *added) if added else topic.partitions,
+        )
+
+    def add_partitions(self, topic: TopicState, count: int) -> None:
+        """Prepare the places of a topic's new partitions, up to `count`; here there are none."""
 
     def delete_topic(self, name: str, now_ms: int) -> None:
         """Delete a topic; what it had may be removed after its `file.delete.delay.ms`."""
@@ -222,6 +252,51 @@ class LogChange:
                     _refuse_keyless(known, each)
                 elif name not in self._created:
                     self.create_topic(name, create)
+
+
+def check_grows(topic: TopicState, partitions: int, *, is_compacted: bool) -> None:
+    """Raise InvalidInputError unless a topic can get this many partitions.
+
+    Kafka: ReplicationControlManager.createPartitions. `is_compacted` refuses what Kafka permits: a
+    key of a compacted topic would have a latest record in its old partition and in its new one.
+    """
+    name, count = topic.name, len(topic.partitions)
+    if not count < partitions <= layout.PARTITIONS_MAX:
+        raise InvalidInputError(
+            f"topic {name!r}: it has {count} partitions, and their number can only grow (expected "
+            f"{count + 1} to {layout.PARTITIONS_MAX}, found {partitions})"
+        )
+    if topic.absent:
+        raise InvalidInputError(
+            f"topic {name!r}: other brokers have some of its partitions, and only their cluster "
+            "can add more. Release the directory, and add them with kafka-topics."
+        )
+    if is_compacted:
+        raise InvalidInputError(
+            f"topic {name!r} is compacted, and with {partitions} partitions instead of {count} its "
+            "keys go elsewhere: a key's old record stays in the old partition, beside the new one. "
+            "Copy the topic to one with more partitions, or permit it with keys_may_move=True "
+            "(--keys-may-move)."
+        )
+
+
+def _with_configs(topic: TopicState, config: Mapping[str, str | None]) -> dict[str, str]:
+    """Return a topic's configs after a change. Kafka: Admin.incrementalAlterConfigs."""
+    altered = dict(topic.config)
+    for name, value in config.items():
+        if value is not None:
+            altered[name] = value
+        elif name == "cleanup.policy":
+            raise InvalidInputError(
+                f"topic {topic.name!r}: cleanup.policy is not deleted, because Kafka's default "
+                "deletes old records. Set the policy that you mean."
+            )
+        elif altered.pop(name, None) is None:
+            known = ", ".join(sorted(topic.config)) or "none"
+            raise InvalidInputError(
+                f"topic {topic.name!r}: config {name!r} is not set (expected one of: {known})"
+            )
+    return altered
 
 
 def _refuse_keyless(topic: TopicState, written: WrittenTopics) -> None:

@@ -4,6 +4,8 @@ Rules
 -----
 - A conditional write is sent once: a repeated request would find its own object and report
   another's. Reads, and writes of a name that nobody else has, are repeated with growing pauses.
+- A read repeats itself after each answer that proves nothing, so also after a 412 or 409. A 503
+  halves the reads that are under way at once.
 - A range is as long as it was asked for, or the read fails; obstore would shorten it.
 - A client is never pickled, as its store holds the secret. Each process makes one from the address.
 - Errors are StorageErrors without a cause, since a cause could hold a signed URL.
@@ -16,7 +18,9 @@ import functools
 import importlib
 import itertools
 import os
+import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +32,13 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.object_store.address import CREDENTIALS, StoreAddress
 from kafkalog.storage_engine.object_store.failure import (
     ObjectMissingError,
+    OverloadedError,
     PermanentError,
     RefusedError,
     described,
 )
 from kafkalog.storage_engine.object_store.fork_guard import check_and_note_use
+from kafkalog.storage_engine.object_store.read_throttle import ReadThrottle
 
 PATIENCE_S: Final = 60.0
 """How long a request that may be repeated is repeated."""
@@ -41,7 +47,8 @@ PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
 _PIECE_SIZE: Final = 4 << 20
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
-_CUT_OFF_MAX: Final = 2
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
 _T = TypeVar("_T")
 
 
@@ -93,7 +100,8 @@ class ObjectClient:
         self._obstore: Any = obstore
         self._store = _opened(address, timeout_s, patience_s)
         self._once = _opened(address, timeout_s, None)
-        self._lock = threading.Lock()
+        self._patience_s = patience_s
+        self.throttle = ReadThrottle()
         self._counts: Counter[str] = Counter()
 
     def __repr__(self) -> str:
@@ -108,7 +116,7 @@ class ObjectClient:
     @property
     def counts(self) -> Mapping[str, int]:
         """The requests so far, by kind; a repeated one counts once."""
-        with self._lock:
+        with _sent_lock:
             return dict(self._counts)
 
     # --- writing ---------------------------------------------------------------------------------
@@ -146,13 +154,20 @@ class ObjectClient:
         """Delete objects; one that is missing already is no error. Raises StorageError."""
         keys = [self._key(name) for name in names]
         for start in range(0, len(keys), _PAGE):
-            page = keys[start : start + _PAGE]
-            act = functools.partial(self._obstore.delete, self._store, page)
-            try:
-                self._ask(DELETE, "", act)
-            except ObjectMissingError:  # a store without bulk deletes, and the object was gone
-                if len(page) > 1:
-                    raise
+            self._delete(keys[start : start + _PAGE])
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        """Delete objects by their whole names, by one request if none is missing.
+
+        A store without bulk deletes, such as Azure's, ends at one that is missing. Halves of the
+        list are then tried, until that one is alone.
+        """
+        try:
+            self._ask(DELETE, "", lambda: self._obstore.delete(self._store, [*keys]))
+        except ObjectMissingError:
+            half = len(keys) // 2
+            for part in (keys[:half], keys[half:]) if half else ():
+                self._delete(part)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -160,13 +175,13 @@ class ObjectClient:
         """Return a whole object, or None if it is missing. Raises StorageError."""
 
         def ask() -> StoredObject:
-            found = self._obstore.get(self._store, self._key(name))
+            found = self._obstore.get(self._once, self._key(name))
             data = bytes(found.bytes())
             self._check_length(name, found.meta["size"], len(data))
             return StoredObject(data, found.meta["e_tag"] or "")
 
         try:
-            return self._ask(GET, name, ask)
+            return self._read(GET, name, ask)
         except ObjectMissingError:
             return None
 
@@ -200,10 +215,10 @@ class ObjectClient:
         """Return `size` bytes at `position`, not copied. Raises StorageError if there are fewer."""
         key = self._key(name)
         data = memoryview(
-            self._ask(
+            self._read(
                 GET,
                 name,
-                lambda: self._obstore.get_range(self._store, key, start=position, length=size),
+                lambda: self._obstore.get_range(self._once, key, start=position, length=size),
             )
         )
         self._check_length(name, size, len(data))
@@ -218,11 +233,11 @@ class ObjectClient:
             return []
         starts, sizes = [start for start, _ in ranges], [size for _, size in ranges]
         key = self._key(name)
-        found = self._ask(
+        found = self._read(
             GET,
             name,
             lambda: self._obstore.get_ranges(
-                self._store, key, starts=starts, lengths=sizes, coalesce=0
+                self._once, key, starts=starts, lengths=sizes, coalesce=0
             ),
             requests=_separate(ranges),
         )
@@ -234,7 +249,7 @@ class ObjectClient:
     def head(self, name: str) -> ObjectEntry | None:
         """Return an object's entry, or None if it is missing. Raises StorageError."""
         try:
-            found = self._ask(HEAD, name, lambda: self._obstore.head(self._store, self._key(name)))
+            found = self._read(HEAD, name, lambda: self._obstore.head(self._once, self._key(name)))
         except ObjectMissingError:
             return None
         return self._entry(found)
@@ -271,23 +286,16 @@ class ObjectClient:
             last = names[-1]
 
     def _page(self, prefix: str, after: str | None) -> Sequence[ObjectEntry]:
-        """Return a page, by one request; obstore does not repeat one whose answer is cut off."""
+        """Return a page, by one request."""
         offset = None if after is None else self._key(after)
 
         def ask() -> Sequence[ObjectEntry]:
             pages = self._obstore.list(
-                self._store, self._key(prefix), offset=offset, chunk_size=_PAGE
+                self._once, self._key(prefix), offset=offset, chunk_size=_PAGE
             )
             return [self._entry(each) for each in next(iter(pages), ())]
 
-        for _ in range(_CUT_OFF_MAX):
-            try:
-                return self._ask(LIST, prefix, ask)
-            except PermanentError:
-                raise
-            except StorageError:
-                continue
-        return self._ask(LIST, prefix, ask)
+        return self._read(LIST, prefix, ask)
 
     # --- a store that can hold a log -------------------------------------------------------------
 
@@ -353,18 +361,49 @@ class ObjectClient:
 
     # --- all requests ----------------------------------------------------------------------------
 
+    def _read(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
+        """Send a request that changes nothing, again and again while it fails and patience lasts.
+
+        An answer that says for certain that the object is missing, or that the store will never
+        answer otherwise, ends it.
+        """
+
+        def repeated() -> _T:
+            end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
+            while True:
+                with self.throttle.turn() as turn:
+                    try:
+                        found = self._done(kind, name, act)
+                        self.throttle.raise_a_little()
+                        return found
+                    except (ObjectMissingError, PermanentError):
+                        raise
+                    except StorageError as fault:
+                        if isinstance(fault, OverloadedError):
+                            self.throttle.halve(turn)
+                        if time.monotonic() >= end:
+                            raise
+                time.sleep(min(pause, max(0.0, end - time.monotonic())) * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+        return self._ask(kind, name, repeated, requests=requests)
+
     def _ask(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
         """Send a request, or as many as one call of obstore sends; errors become StorageErrors."""
-        place = self._place(name)
-        check_and_note_use(place)
-        with self._lock:
+        check_and_note_use(self._place(name))
+        with _sent_lock:
             self._counts[kind] += requests
+            _sent.setdefault(self.address, Counter())[kind] += requests
+        return self._done(kind, name, act)
+
+    def _done(self, kind: str, name: str, act: Callable[[], _T]) -> _T:
+        """Call obstore; its errors become StorageErrors."""
         error: Exception | None = None
         try:
             return act()
         except (self._obstore.exceptions.BaseError, OSError, ValueError) as fault:
             error = fault
-        raise described(kind, place, error)  # outside of the handler, so that it has no context
+        raise described(kind, self._place(name), error)  # outside of the handler: without context
 
     def _check_length(self, name: str, expected: int, found: int) -> None:
         if expected != found:
@@ -389,6 +428,16 @@ class ObjectClient:
 def shared_client(address: StoreAddress) -> ObjectClient:
     """Return this process's client of an address, for tasks that follow each other."""
     return ObjectClient(address)
+
+
+_sent_lock = threading.Lock()
+_sent: dict[StoreAddress, Counter[str]] = {}
+
+
+def requests_sent(address: StoreAddress) -> Counter[str]:
+    """Return the requests that all clients of an address in this process have sent, by kind."""
+    with _sent_lock:
+        return Counter(_sent.get(address))
 
 
 def _separate(ranges: Sequence[tuple[int, int]]) -> int:

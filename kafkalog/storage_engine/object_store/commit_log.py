@@ -108,7 +108,7 @@ class CommitLog:
         if client.get(layout.STORED_LOG) is not None:
             return False
         token = os.urandom(16)
-        client.probe(f"probe/{token.hex()}")
+        client.probe(f"{layout.STORED_PROBE}/{token.hex()}")
         boundary = NumberedObject(layout.STORED_BOUNDARY_MAGIC, 0, token).encode()
         found = _created(client, layout.STORED_BOUNDARY, boundary, patience_s).data
         place = f"{client.address}/{layout.STORED_BOUNDARY}"
@@ -128,21 +128,35 @@ class CommitLog:
         """Return the newest state; one request if there is nothing new. Raises StorageError."""
         with self._lock:
             base = state = self._state
-            while state.number - base.number < HITS_BEFORE_LIST:
-                found = self._client.get(layout.stored_commit(state.number + 1))
-                if found is None:
-                    break
+            boundary: int | None = None
+            found = self._client.get(layout.stored_commit(base.number + 1))
+            while found is not None:
                 state, _ = self._after(state, found)
-            else:
-                self._state = self._loaded(base)
-                return self._state
-            return self._take(base, state)
+                if state.number - base.number == HITS_BEFORE_LIST:
+                    self._state = self._loaded(base)
+                    return self._state
+                found, boundary = self._next(state.number + 1)
+            return self._take(base, state, boundary)
 
-    def _take(self, base: StoreState, state: StoreState) -> StoreState:
-        """Take over commits that were read after `base`, if the collector has not passed it."""
+    def _next(self, number: int) -> tuple[StoredObject | None, int | None]:
+        """Return a commit, if it is there, and the boundary, if the store answered.
+
+        Both are asked for at once. The boundary counts for the commits before: it is asked for
+        after these were read.
+        """
+        checked_s = self._elapsed()
+        found, boundary = self._fetched([layout.stored_commit(number), layout.STORED_BOUNDARY])
+        return found, None if boundary is None else self._checked(boundary, checked_s)
+
+    def _take(self, base: StoreState, state: StoreState, boundary: int | None = None) -> StoreState:
+        """Take over commits that were read after `base`, if the collector has not passed it.
+
+        `boundary` is one that was asked for after they were read.
+        """
         is_late = self._elapsed() - self._checked_s > CHECK_AFTER_S
         if state is not base or is_late:
-            self._state = state if self._boundary() <= base.number else self._loaded(StoreState())
+            passed = self.boundary() if boundary is None else boundary
+            self._state = state if passed <= base.number else self._loaded(StoreState())
         return self._state
 
     def _after(self, state: StoreState, found: StoredObject) -> tuple[StoreState, bytes]:
@@ -175,19 +189,22 @@ class CommitLog:
         """The beginning of the token of each object of this log."""
         return self.log_id[: layout.STORED_TOKEN_ID]
 
-    def _boundary(self) -> int:
-        """Return up to which number the collector may have deleted commits."""
+    def boundary(self) -> int:
+        """Return up to which number the collector may have deleted commits; one GET."""
         checked_s = self._elapsed()
         for _ in self._tries():
             found = self._client.get(layout.STORED_BOUNDARY)
             if found is not None:
-                name, magic = layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC
-                boundary = self._decoded(name, magic, found)
-                self._checked_s = checked_s
-                return boundary.number
+                return self._checked(found, checked_s)
         raise StorageError(
             f"{self._place(layout.STORED_BOUNDARY)}: the object is missing. Restore the log."
         )
+
+    def _checked(self, found: StoredObject, checked_s: float) -> int:
+        """Return the number of a boundary that was asked for at a time."""
+        boundary = self._decoded(layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC, found)
+        self._checked_s = checked_s
+        return boundary.number
 
     def _loaded(self, base: StoreState) -> StoreState:
         """Return the newest state: from `base`, or from the newest snapshot if that is later."""
@@ -198,7 +215,7 @@ class CommitLog:
                 start = self._snapshot(snapshot)
             state = None if start is None else self._through(start, newest)
             if start is not None and state is not None:
-                if self._boundary() <= start.number:
+                if self.boundary() <= start.number:
                     return state
                 base = StoreState()  # the collector has passed it
         raise StorageError(
@@ -376,6 +393,23 @@ class CommitLog:
 
         self.commit(prepare)
         return not has_landed
+
+    def move_boundary(self, number: int) -> None:
+        """Let the boundary be at `number` or above, so that commits up to it may be deleted.
+
+        Two collectors may do so at once: it never moves down. Raises StorageError.
+        """
+        name, magic = layout.STORED_BOUNDARY, layout.STORED_BOUNDARY_MAGIC
+        data = NumberedObject(magic, number, self.log_id).encode()
+        for _ in self._tries():
+            found = self._client.get(name)
+            if found is None:
+                continue
+            if self._decoded(name, magic, found).number >= number:
+                return
+            if self._client.replace(name, data, found.etag) is Outcome.DONE:
+                return
+        raise StorageError(f"{self._place(name)}: the store neither moves it nor has it.")
 
     def _write_snapshot(self) -> None:
         """Write the snapshot that is due; the commit is made, so a failure is only logged."""

@@ -16,6 +16,7 @@ _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
 _PASSING: Final = ("408", "409", "412", "425", "429")
 """The statuses below 500 of requests that may succeed if they are repeated."""
+_OVERLOADED: Final = ("429", "503")
 _ADVICE: Final = {
     "RequestTimeTooSkewed": "Set the clock of this host.",
     "NoSuchBucket": "Create the bucket, or correct the address.",
@@ -36,6 +37,8 @@ _WORDS: Final = {
     "StartTooLarge": "the object is shorter than the range. It was changed; restore it.",
 }
 """The meaning of words that the text of an error without a status may hold."""
+_FINAL: Final = ("MissingAccessKey", "StartTooLarge")
+"""Those of them with which a repeated request would fail too."""
 
 
 class ObjectMissingError(StorageError):
@@ -44,6 +47,10 @@ class ObjectMissingError(StorageError):
 
 class PermanentError(StorageError):
     """The store refused a request, and would refuse it again."""
+
+
+class OverloadedError(StorageError):
+    """The store asked for fewer requests (503 or 429)."""
 
 
 class RefusedError(StorageError):
@@ -68,8 +75,12 @@ def described(request: str, place: str, error: Exception) -> StorageError:
         cause = next((_WORDS[word] for word in _WORDS if word in text), "")
         problem = f"{request} failed: {cause or 'the connection broke. Try again.'}"
     made: type[StorageError] = StorageError
+    if not status and any(word in text for word in _FINAL):
+        made = PermanentError
     if type(error).__name__ in {"AlreadyExistsError", "PreconditionError"}:
         made = RefusedError
+    elif status and status[1] in _OVERLOADED:
+        made = OverloadedError
     elif status and status[1].startswith("4") and status[1] not in _PASSING:
         made = PermanentError
     return made(f"{place}: {problem}")

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
-from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer, is_new, last_batch
@@ -33,7 +32,7 @@ from kafkalog.storage_engine.object_store.object_retention import apply_retentio
 from kafkalog.storage_engine.object_store.staged_objects import StagedObjects
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 from kafkalog.storage_engine.object_store.store_state import StoreState
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, CommitResult
+from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
@@ -73,6 +72,8 @@ class ObjectLog(LogEngine):
         self.root: str = str(self.address)
         self.read_only = read_only
         self.client = ObjectClient(self.address)
+        self.collected_ms: int | None = None
+        """When a cleaner of this process has last collected what nobody needs (epoch ms)."""
         self._is_closed = False
         if create and not read_only:
             CommitLog.create(self.client)
@@ -119,6 +120,12 @@ class ObjectLog(LogEngine):
 
         return open_snapshot(self.client, self.store_state(), topic, partition, check=check)
 
+    def size_of(self, topic: str, partition: int) -> int:
+        """Return the bytes of a partition's committed batches."""
+        state = self.store_state()
+        found = state.extents(state.log.topic(topic).topic_id, partition)
+        return sum(extent.size for _, extent in found)
+
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of the partition, which never changes; -1 before a record."""
         known = self.describe(topic).partitions[partition]
@@ -143,11 +150,8 @@ class ObjectLog(LogEngine):
         if self._is_closed:
             raise InvalidInputError(f"{self.root}: the log is closed: open it again to write")
 
-    def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
+    def change(self, work: Callable[[StoreDraft], _Result], *, now_ms: int) -> _Result:
         """Make the changes that `work` drafts, in one commit; return what it returns."""
-        return self._change(work, now_ms=now_ms)
-
-    def _change(self, work: Callable[[StoreDraft], _Result], *, now_ms: int) -> _Result:
         self.check_writable()
         results = []
 
@@ -182,7 +186,7 @@ class ObjectLog(LogEngine):
         def append(draft: StoreDraft) -> CommitResult:
             if not is_new(draft.state, writer, rows, at_ms, reset_writer=reset_writer):
                 return CommitResult(skipped=True, rows=0)
-            if _are_committed(draft.store, ordered):
+            if _are_committed(draft.store, ordered) or self._are_forgotten(draft.store, ordered):
                 return CommitResult(skipped=True, rows=0)
             if rows == 0:
                 return CommitResult(skipped=False, rows=0)
@@ -196,7 +200,7 @@ class ObjectLog(LogEngine):
             return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
         try:
-            result = self._change(append, now_ms=at_ms)
+            result = self.change(append, now_ms=at_ms)
         except CommitInDoubtError:
             raise
         except KafkaLogError:
@@ -249,7 +253,7 @@ class ObjectLog(LogEngine):
         whether the commit is made: it is not if a source is gone. Raises CommitInDoubtError, and
         StorageError if it is not made.
         """
-        return self._change(
+        return self.change(
             lambda draft: work(draft) and draft.swap(sources, outputs), now_ms=now_ms
         )
 
@@ -278,6 +282,16 @@ class ObjectLog(LogEngine):
         if not isinstance(fault, CommitInDoubtError):
             unnamed = {*_unnamed(self._log.state, [each.name for each in outputs])}
             self._delete([name for each in outputs if each.name in unnamed for name in each.names])
+
+    def _are_forgotten(self, state: StoreState, staged: Iterable[StagedMessage]) -> bool:
+        """Return whether objects of messages are gone: they were committed and replaced long ago.
+
+        A commit that was in doubt may be tried again so late. One request for each object that is
+        as old as one that was forgotten; no commit has named it if it is still there.
+        """
+        names = [file.name for message in staged for file in message.files]
+        old = [n for n in names if state.swept < layout.seen_by_stored(n) <= state.forgotten]
+        return any(self.client.head(name) is None for name in old)
 
     def _with_objects(self, message: StagedMessage, draft: StoreDraft) -> StagedMessage:
         """Return a message whose batches are in objects: write those that it carries."""
@@ -367,33 +381,21 @@ class ObjectLog(LogEngine):
                 draft.topic(topic)
             return apply_retention(draft, topic, now_ms=at_ms)
 
-        return self._change(retain, now_ms=at_ms)
+        return self.change(retain, now_ms=at_ms)
 
     def sweep_staged(self, *, now_ms: int) -> int:
-        """Delete objects that no commit names and that are seven days old; return how many.
+        """Delete objects that no commit names and that are seven days old; return how many."""
+        from kafkalog.storage_engine.object_store.collector import sweep
 
-        The sweep is a commit. A later commit has read it, and refuses an object that it may have
-        deleted. The age spares the work of living queries; the order of commits is the proof.
-        """
-        self.check_writable()
-        before_ms = now_ms - STAGED_RETENTION_MS
-        old = [
-            each.name
-            for each in self.client.list(layout.STORED_DATA)
-            if each.modified_ms < before_ms
-        ]
-        if not _unnamed(self.store_state(), old):
-            return 0
+        return sweep(self, now_ms=now_ms)
 
-        def sweep(draft: StoreDraft) -> list[str]:
-            orphans = _unnamed(draft.store, old)
-            if orphans:
-                draft.sweep(max(map(layout.seen_by_stored, orphans)))
-            return orphans
+    def boundary(self) -> int:
+        """Return up to which number commits may have been deleted; one GET."""
+        return self._log.boundary()
 
-        orphans = self._change(sweep, now_ms=now_ms)
-        self.client.delete(orphans)
-        return len(orphans)
+    def move_boundary(self, number: int) -> None:
+        """Announce that commits up to a number may be deleted. Raises StorageError."""
+        self._log.move_boundary(number)
 
     def close(self) -> None:
         """Refuse writes from now on."""

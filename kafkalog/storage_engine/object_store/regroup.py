@@ -92,7 +92,9 @@ def regroup(
     now_ms: int,
     check_abort: Callable[[], None] = lambda: None,
 ) -> Regrouped:
-    """Replace mixed objects of the last known state by segment objects, in one commit.
+    """Replace objects of the last known state by segment objects, in one commit.
+
+    They are mixed objects, or small segment objects without gaps, which become larger ones.
 
     The objects are taken in their order, as far as they have `REGROUP_BYTES`; one is always taken.
     Calls `check_abort` for each partition, which may raise. Raises CorruptBatchError, StorageError,
@@ -236,7 +238,8 @@ class _Regrouping:
         path = f"{self._client.address}/{name}"
         with files.closing(files.open_to_read(self._inputs[name])) as fd:
             data = bytearray(files.read_at(fd, extent.size, extent.position))
-        stamp(data, extent.base_offset, extent.leader_epoch)
+        if not layout.is_stored_segment(name):
+            stamp(data, extent.base_offset, extent.leader_epoch)
         table, end, _ = records.scan_batches(data)
         records.check_crcs(data, table, path=path, file_position=extent.position)
         firsts = [*table.base_offsets.tolist(), extent.next_offset]

@@ -31,8 +31,8 @@ class SeenLog:
 
     @classmethod
     def of(cls, log: ObjectLog, topic: str | None) -> Self:
-        """Return the log as of now, with one topic or, if it is None, with all."""
-        state = log.state()
+        """Return the log as it is known, with one topic or, if it is None, with all."""
+        state = log.known_state.log
         topics = {name: each for name, each in state.topics.items() if topic in (None, name)}
         seen = dataclasses.replace(state, topics=topics, writers={}, deleting={})
         return cls(log.address, state.number, seen.snapshot())

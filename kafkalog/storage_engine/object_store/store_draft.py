@@ -103,6 +103,10 @@ class StoreDraft(LogChange):
         """Set what the last cleaning of a partition has left."""
         self._changes.clean(topic_id, partition, cleaned)
 
+    def forget_dead(self, name: str) -> None:
+        """Forget an object that was dropped: it is deleted."""
+        self._changes.forget_dead(name)
+
     def sweep(self, seen: int) -> None:
         """Declare objects dead that no commit names and whose writers had seen no later commit."""
         self._changes.swept = seen

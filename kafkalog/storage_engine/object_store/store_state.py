@@ -261,6 +261,8 @@ class StoreState:
     """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
     fresh: int = 0
     """How many of the objects are mixed ones, which no regrouping has replaced yet."""
+    forgotten: int = -1
+    """The writer of no forgotten object had seen a later commit than this one."""
     bytes_since: int = 0
     """The size of the commits since a snapshot was due."""
     is_snapshot_due: bool = False
@@ -314,7 +316,9 @@ class StoreState:
         fresh -= sum(not layout.is_stored_segment(name) for name in dropped)
         cleaned = self._cleaned_after(log, change)
         swept = max(self.swept, int(change.get("swept", -1)))
-        return StoreState(log, objects, dead, cleaned, swept, fresh, index=index)
+        seen = max(map(layout.seen_by_stored, forgotten), default=-1)
+        last = max(self.forgotten, seen, int(change.get("forgotten_seen", -1)))
+        return StoreState(log, objects, dead, cleaned, swept, fresh, last, index=index)
 
     def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:
         """Return what cleanings have left, without that of the topics that a change deletes."""
@@ -345,6 +349,7 @@ class StoreState:
             },
             "cleaned": {place: _cleaned_values(each) for place, each in self.cleaned.items()},
             "swept": self.swept,
+            "forgotten_seen": self.forgotten,
         }
 
     @classmethod

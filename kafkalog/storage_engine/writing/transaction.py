@@ -16,11 +16,11 @@ import dataclasses
 import errno
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kafkalog.errors import CommitInDoubtError, StorageError
+from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -28,7 +28,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
-from kafkalog.storage_engine.metadata.state import Change, State, TopicState
+from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory
 from kafkalog.storage_engine.writing import partition
 
@@ -66,6 +66,8 @@ class Transaction(LogChange):
         self._open: set[tuple[str, int]] = set()
         """Partitions whose appenders have open files; the others closed them in between."""
         self._touched: set[str] = set()
+        self._unrecorded: list[Path] = []
+        """Directories of partitions that this change adds."""
         self._synced: tuple[dict[str, Any], bool] | None = None
         """The change that `record` is to write, and whether it is to sync it."""
         self._needs_sync = False
@@ -81,30 +83,52 @@ class Transaction(LogChange):
         Raises InvalidInputError for a topic that `NewTopic.check` refuses, or that exists already.
         """
         self.check_new(name, new)
-        self._refuse_residuals(name, new.partitions)
         topic_id = new_topic_id()
-        for number in range(new.partitions):
-            directory = self._root / layout.partition_directory(name, number)
-            partition_directory.create_partition(directory, topic_id)
-        files.sync_directory(self._root)
+        self._create_directories(name, topic_id, dict.fromkeys(range(new.partitions), 0))
         return self.add_topic(name, topic_id, new)
 
     def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
         """Add a topic of another log, and create its directories; it exists once published."""
         self.check_copied(topic)
-        self._refuse_residuals(topic.name, len(topic.partitions))
-        for number, start in starts.items():
-            directory = self._root / layout.partition_directory(topic.name, number)
-            partition_directory.create_partition(directory, topic.topic_id, start)
-        files.sync_directory(self._root)
+        self._create_directories(topic.name, topic.topic_id, starts)
         super().copy_topic(topic, starts)
 
-    def _refuse_residuals(self, name: str, partitions: int) -> None:
+    def add_partitions(self, topic: TopicState, count: int) -> None:
+        """Create the directories of a topic's new partitions; they exist once published."""
+        starts = dict.fromkeys(range(len(topic.partitions), count), 0)
+        self._create_directories(topic.name, topic.topic_id, starts)
+
+    def _create_directories(self, name: str, topic_id: str, starts: Mapping[int, int]) -> None:
+        """Create the directory of each partition, which begins at an offset."""
+        self._refuse_residuals(name, starts)
+        self._refuse_other_case(name, starts)
+        for number, start in starts.items():
+            directory = self._root / layout.partition_directory(name, number)
+            partition_directory.create_partition(directory, topic_id, start)
+            self._unrecorded.append(directory)
+        files.sync_directory(self._root)
+
+    def _refuse_residuals(self, name: str, numbers: Iterable[int]) -> None:
         for deleted in self.state.deleting.values():
-            for number in range(min(partitions, deleted.partitions) if deleted.name == name else 0):
-                directory = self._root / layout.partition_directory(name, number)
-                if checkpoints.read_topic_id(directory) == deleted.topic_id:
-                    raise DeletionUnfinishedError(name)
+            if self._is_directory_of(deleted, name, numbers):
+                raise DeletionUnfinishedError(deleted.name)
+
+    def _refuse_other_case(self, name: str, numbers: Iterable[int]) -> None:
+        for other in (*self.state.topics, *self._created):
+            if other != name and self._is_directory_of(self.topic(other), name, numbers):
+                raise InvalidInputError(
+                    f"topic {name!r}: this file system does not tell upper case from lower case "
+                    f"(expected a name that differs in more from {other!r}). Choose another one."
+                )
+
+    def _is_directory_of(
+        self, topic: TopicState | DeletedTopic, name: str, numbers: Iterable[int]
+    ) -> bool:
+        """Tell whether the file system takes a directory of a topic for one of a name."""
+        if topic.name.lower() != name.lower():
+            return False
+        directories = (self._root / layout.partition_directory(name, each) for each in numbers)
+        return any(checkpoints.read_topic_id(each) == topic.topic_id for each in directories)
 
     def appender(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         """Return a partition's appender; the first call truncates it to its recorded state."""
@@ -224,12 +248,11 @@ class Transaction(LogChange):
         self.check_lock()
         self.state = self._journal.append(change, sync=is_synced, ends_work=not self._uncertain)
         self._let_go()
-        for created in self._created.values():
-            for number, _ in created.present():
-                name = layout.partition_directory(created.name, number)
-                partition_directory.note_recorded(self._root / name)
+        for directory in self._unrecorded:
+            partition_directory.note_recorded(directory)
         self._change, self._synced = Change(), None
         self._created.clear()
+        self._unrecorded.clear()
         self._touched.clear()
         self._needs_sync = self._may_work = False
         return self.state

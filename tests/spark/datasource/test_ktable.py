@@ -11,6 +11,7 @@ import pytest
 import kafkalog
 from kafkalog import KTable
 from kafkalog.errors import InvalidInputError
+from tests.log_place import in_a_directory, log_in
 from tests.unit.datasource.logs import append_compacted
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -47,25 +48,26 @@ def text(field: Any) -> Any:
     return bytes(field).decode() if isinstance(field, bytearray | bytes) else field
 
 
+@in_a_directory("a frame of a store is of the moment of its plan")
 @pytest.mark.chosen
 def test_a_table_shows_at_every_action_what_the_log_holds_then(spark: Any, tmp_path: Path) -> None:
     append_compacted(
-        tmp_path, ("a", '{"id": 1, "key": "x"}'), ("b", '{"id": 2}'), ("a", '{"id": 3}')
+        log_in(tmp_path), ("a", '{"id": 1, "key": "x"}'), ("b", '{"id": 2}'), ("a", '{"id": 3}')
     )
-    table = KTable(spark, tmp_path, "t")
+    table = KTable(spark, log_in(tmp_path), "t")
     frame = table.df(json="id int, key string")
     table.create_view("t_view", json="id int")
 
     assert frame.columns[:3] == ["_key", "id", "key"]
     assert sorted((text(row["_key"]), row.id) for row in frame.collect()) == [("a", 3), ("b", 2)]
-    append_compacted(tmp_path, ("a", None), ("c", "no json"))
+    append_compacted(log_in(tmp_path), ("a", None), ("c", "no json"))
     rows = spark.sql("SELECT cast(key AS string) AS key, id FROM t_view ORDER BY key").collect()
     assert [(row.key, row.id) for row in rows] == [("b", 2), ("c", None)]
 
 
 def test_wrong_schemas_are_refused_when_the_table_is_made(spark: Any, tmp_path: Path) -> None:
-    append_compacted(tmp_path, ("a", "{}"))
-    table = KTable(spark, tmp_path, "t")
+    append_compacted(log_in(tmp_path), ("a", "{}"))
+    table = KTable(spark, log_in(tmp_path), "t")
     avro = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]}'
     with pytest.raises(InvalidInputError, match="give either json= "):
         table.df(json="id int", avro=avro)
@@ -88,8 +90,8 @@ def test_wrong_schemas_are_refused_when_the_table_is_made(spark: Any, tmp_path: 
 
 
 def test_names_are_compared_as_spark_compares_them(spark: Any, tmp_path: Path) -> None:
-    append_compacted(tmp_path, ("a", '{"Offset": 7, "Key": "x"}'))
-    table = KTable(spark, tmp_path, "t")
+    append_compacted(log_in(tmp_path), ("a", '{"Offset": 7, "Key": "x"}'))
+    table = KTable(spark, log_in(tmp_path), "t")
     frame = table.df(json="Offset bigint, Key string")
     assert frame.columns[:3] == ["_key", "Offset", "Key"]
     assert frame.select("offset", "_offset").collect() == [(7, 0)]
@@ -104,7 +106,7 @@ def test_names_are_compared_as_spark_compares_them(spark: Any, tmp_path: Path) -
 
 @pytest.mark.chosen
 def test_updates_are_every_change_once(spark: Any, tmp_path: Path) -> None:
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append_compacted(root, ("a", "1"), ("a", None))
     table = KTable(spark, root, "t")
     with kafkalog.open(root) as log:
@@ -121,7 +123,7 @@ def test_updates_are_every_change_once(spark: Any, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("state_store")
 def test_previous_values_are_those_before_each_change(spark: Any, tmp_path: Path) -> None:
     pytest.importorskip("google.protobuf", reason="the extra `state` is not installed")
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append_compacted(root, ("a", "1"), ("a", "2"), ("a", None), ("a", "3"))
     table = KTable(spark, root, "t")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.log_place import log_in
 from tests.unit.datasource.logs import (
     append,
     append_to,
@@ -22,7 +23,7 @@ EARLIEST = {"startingOffsets": "earliest"}
 
 def test_spark_runs_several_queries_of_one_log_at_once(spark: Any, tmp_path: Path) -> None:
     """They read the same topic in steps of their own, end, and are started again later."""
-    many = tmp_path / "log"
+    many = log_in(tmp_path)
     create_many_partitions(many)
     append(many, "orders", numbered(7))
     frames = {

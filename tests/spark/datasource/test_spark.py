@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.log_place import in_a_directory, log_in
 from tests.unit.datasource.logs import append, append_to, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -13,7 +14,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A log of topic `t`: k0..k9, then k1 anew and k2 deleted."""
-    root = tmp_path_factory.mktemp("log")
+    root = log_in(tmp_path_factory.mktemp("log"))
     append(root, "t", [*numbered(10), (b"k1", b"new"), (b"k2", None)])
     return root
 
@@ -57,6 +58,7 @@ def test_a_batch_reads_earliest_to_latest(spark: Any, log: Path) -> None:
     assert frame.selectExpr("unix_millis(min(timestamp)) as ms").first().ms == 1_700_000_000_000
 
 
+@in_a_directory("a frame of a store is of the moment of its plan")
 def test_a_fixed_end_stays_while_an_open_one_moves(spark: Any, tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(4))
     fixed = reading(spark, tmp_path, endingOffsets='{"t":{"0":3}}')
@@ -72,9 +74,10 @@ def test_headers_are_a_column_on_request(spark: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
     from kafkalog.schema import HEADERS
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.place import open_engine
 
-    with Engine(tmp_path) as engine:
+    root = log_in(tmp_path)
+    with open_engine(root) as engine:
         engine.create_topic("t")
         headers = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None]
         engine.append(
@@ -89,7 +92,7 @@ def test_headers_are_a_column_on_request(spark: Any, tmp_path: Path) -> None:
             now_ms=1,
         )
 
-    rows = reading(spark, tmp_path, includeHeaders="true").orderBy("offset").collect()
+    rows = reading(spark, root, includeHeaders="true").orderBy("offset").collect()
 
     assert [(h.key, h.value and bytes(h.value)) for h in rows[0].headers] == [
         ("h", b"1"),
@@ -106,6 +109,7 @@ def test_a_narrower_schema_is_honoured(spark: Any, log: Path) -> None:
     assert frame.load(str(log)).orderBy("offset").first().asDict() == {"offset": 0, "key": b"k0"}
 
 
+@in_a_directory("a frame of a store is of the moment of its plan")
 def test_a_view_follows_the_log_in_a_dataframe_and_in_sql(spark: Any, tmp_path: Path) -> None:
     append(tmp_path, "t", [*numbered(3), (b"k1", b"new"), (b"k2", None)])
     frame = reading(spark, tmp_path, view="latest")
@@ -127,7 +131,7 @@ def test_a_view_follows_the_log_in_a_dataframe_and_in_sql(spark: Any, tmp_path: 
 def test_a_stream_is_cut_in_exact_batches_and_goes_on_from_its_checkpoint(
     spark: Any, tmp_path: Path
 ) -> None:
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append(root, "t", numbered(15))
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "6"}
 
@@ -139,7 +143,7 @@ def test_a_stream_is_cut_in_exact_batches_and_goes_on_from_its_checkpoint(
 
 
 def test_a_stream_from_now_on_begins_where_it_was_started(spark: Any, tmp_path: Path) -> None:
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append(root, "t", numbered(4))
     assert streaming(spark, root, checkpoint) == [[]]
 
@@ -149,7 +153,7 @@ def test_a_stream_from_now_on_begins_where_it_was_started(spark: Any, tmp_path: 
 
 
 def test_once_takes_all_whatever_the_limit(spark: Any, tmp_path: Path) -> None:
-    root = tmp_path / "log"
+    root = log_in(tmp_path)
     append(root, "t", numbered(9))
     options = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": "2"}
 
@@ -164,7 +168,7 @@ def test_a_mistake_of_a_stream_is_told_when_it_starts(
 
 
 def test_the_limit_is_shared_as_format_kafka_shares_it(spark: Any, tmp_path: Path) -> None:
-    root = tmp_path / "log"
+    root = log_in(tmp_path)
     append_to(root, "t", {0: 20, 1: 4, 2: 1})
 
     batches = streaming(
@@ -195,6 +199,7 @@ def test_a_mistake_is_told_in_a_sentence(
     assert message in str(error.value)
 
 
+@in_a_directory("files")
 def test_a_path_that_is_a_file_is_told_at_load(spark: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

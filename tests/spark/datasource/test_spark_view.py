@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import in_a_directory, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -17,7 +18,7 @@ Table = dict[str, str]
 
 
 def put(root: Path, pairs: Mapping[str, str | None], topic: str = "t", partitions: int = 2) -> None:
-    with Engine(root) as engine:
+    with open_engine(root) as engine:
         engine.create_topic(topic, partitions, exist_ok=True)
         engine.append(topic, list(pairs.items()))
 
@@ -39,8 +40,10 @@ def pins(root: Path) -> int:
 @pytest.mark.chosen
 def test_sql_sees_the_latest_records_at_every_query(spark: Any, tmp_path: Path) -> None:
     """A temporary view keeps its options; a table of the catalog is told them at every query."""
-    put(tmp_path, {"a": "0", "b": "0"})
-    sql_options = ", ".join(f"'{name}' = '{value}'" for name, value in options(tmp_path).items())
+    put(log_in(tmp_path), {"a": "0", "b": "0"})
+    sql_options = ", ".join(
+        f"'{name}' = '{value}'" for name, value in options(log_in(tmp_path)).items()
+    )
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW seen USING kafkalog OPTIONS ({sql_options})")
     spark.sql("DROP TABLE IF EXISTS held")
     spark.sql(f"CREATE TABLE held USING kafkalog OPTIONS ({sql_options})")
@@ -50,12 +53,12 @@ def test_sql_sees_the_latest_records_at_every_query(spark: Any, tmp_path: Path) 
             return [
                 table(spark.sql("SELECT * FROM seen")),
                 table(spark.sql(f"SELECT * FROM held WITH ({sql_options})")),
-                table(spark.read.options(**options(tmp_path)).table("held")),
+                table(spark.read.options(**options(log_in(tmp_path))).table("held")),
                 table(spark.read.table("seen")),
             ]
 
         assert everywhere() == [{"a": "0", "b": "0"}] * 4
-        put(tmp_path, {"a": None, "b": "1", "c": "0"})
+        put(log_in(tmp_path), {"a": None, "b": "1", "c": "0"})
         assert everywhere() == [{"b": "1", "c": "0"}] * 4
         with pytest.raises(Exception, match="path"):
             spark.sql("SELECT * FROM held").collect()
@@ -65,11 +68,12 @@ def test_sql_sees_the_latest_records_at_every_query(spark: Any, tmp_path: Path) 
         spark.sql("DROP TABLE held")
 
 
+@in_a_directory("pins")
 def test_the_stages_of_an_action_share_its_pin(spark: Any, tmp_path: Path) -> None:
-    put(tmp_path, {f"k{i}": "0" for i in range(8)})
-    put(tmp_path, {"k0": "x"}, topic="u", partitions=1)
-    frame = spark.read.format("kafkalog").options(**options(tmp_path)).load()
-    other = spark.read.format("kafkalog").options(**options(tmp_path, "u")).load()
+    put(log_in(tmp_path), {f"k{i}": "0" for i in range(8)})
+    put(log_in(tmp_path), {"k0": "x"}, topic="u", partitions=1)
+    frame = spark.read.format("kafkalog").options(**options(log_in(tmp_path))).load()
+    other = spark.read.format("kafkalog").options(**options(log_in(tmp_path), "u")).load()
     joined = frame.alias("a").join(frame.alias("b"), "key").join(other, "key").union(
         frame.join(other, "key").selectExpr("*", *["null"] * 6)
     )  # fmt: skip
@@ -77,21 +81,22 @@ def test_the_stages_of_an_action_share_its_pin(spark: Any, tmp_path: Path) -> No
     try:
         for threshold in (broadcast, "-1"):
             spark.conf.set("spark.sql.autoBroadcastJoinThreshold", threshold)
-            before = pins(tmp_path)
+            before = pins(log_in(tmp_path))
             assert joined.count() == 2
-            assert pins(tmp_path) == before + 1
+            assert pins(log_in(tmp_path)) == before + 1
     finally:
         spark.conf.set("spark.sql.autoBroadcastJoinThreshold", broadcast)
-    before = pins(tmp_path)
+    before = pins(log_in(tmp_path))
     assert frame.rdd.count() == 8
-    assert pins(tmp_path) == before + 1
+    assert pins(log_in(tmp_path)) == before + 1
 
 
+@in_a_directory("pins")
 def test_a_retried_task_sees_the_moment_of_its_action(spark: Any, tmp_path: Path) -> None:
     """The first attempt of each task fails, having changed every value of the table."""
-    put(tmp_path, {f"k{i}": "0" for i in range(20)})
-    frame = spark.read.format("kafkalog").options(**options(tmp_path)).load()
-    root = str(tmp_path)
+    put(log_in(tmp_path), {f"k{i}": "0" for i in range(20)})
+    frame = spark.read.format("kafkalog").options(**options(log_in(tmp_path))).load()
+    root = str(log_in(tmp_path))
 
     def fail_once(batches: Any) -> Any:
         from pyspark import TaskContext
@@ -100,7 +105,7 @@ def test_a_retried_task_sees_the_moment_of_its_action(spark: Any, tmp_path: Path
         assert context is not None
         yield from batches
         if context.attemptNumber() == 0:
-            with Engine(root) as engine:
+            with open_engine(root) as engine:
                 engine.append("t", [(f"k{i}", str(context.taskAttemptId())) for i in range(20)])
             raise ValueError("try again")
 
@@ -110,13 +115,14 @@ def test_a_retried_task_sees_the_moment_of_its_action(spark: Any, tmp_path: Path
     assert "0" not in table(frame).values()
 
 
+@in_a_directory("pins")
 def test_a_static_side_is_fresh_in_every_micro_batch(spark: Any, tmp_path: Path) -> None:
-    put(tmp_path, {"a": "old"})
-    put(tmp_path, {"a": "1"}, topic="events", partitions=1)
-    static = spark.read.format("kafkalog").options(**options(tmp_path)).load()
+    put(log_in(tmp_path), {"a": "old"})
+    put(log_in(tmp_path), {"a": "1"}, topic="events", partitions=1)
+    static = spark.read.format("kafkalog").options(**options(log_in(tmp_path))).load()
     events = (
         spark.readStream.format("kafkalog")
-        .options(path=str(tmp_path), subscribe="events", startingOffsets="earliest")
+        .options(path=str(log_in(tmp_path)), subscribe="events", startingOffsets="earliest")
         .load()
         .selectExpr("key", "string(value) as event")
     )
@@ -127,22 +133,22 @@ def test_a_static_side_is_fresh_in_every_micro_batch(spark: Any, tmp_path: Path)
     ).start()
     try:
         query.processAllAvailable()
-        put(tmp_path, {"a": "new"})
-        put(tmp_path, {"a": "2"}, topic="events", partitions=1)
+        put(log_in(tmp_path), {"a": "new"})
+        put(log_in(tmp_path), {"a": "2"}, topic="events", partitions=1)
         query.processAllAvailable()
-        put(tmp_path, {"a": None})
-        put(tmp_path, {"a": "3"}, topic="events", partitions=1)
+        put(log_in(tmp_path), {"a": None})
+        put(log_in(tmp_path), {"a": "3"}, topic="events", partitions=1)
         query.processAllAvailable()
     finally:
         query.stop()
     assert seen == [("1", "old"), ("2", "new")]
-    assert pins(tmp_path) == 1
+    assert pins(log_in(tmp_path)) == 1
 
 
 def test_a_stream_of_a_view_begins_with_it_and_follows_its_changes(
     spark: Any, tmp_path: Path
 ) -> None:
-    root = tmp_path / "log"
+    root = log_in(tmp_path)
     put(root, {"a": "0", "b": "0", "c": None})
     put(root, {"a": "1"})
     batches: list[list[tuple[str, str | None]]] = []

@@ -11,7 +11,8 @@ import pytest
 
 import kafkalog
 from kafkalog.cli import run
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import log_in
 from tests.unit.datasource.logs import append, append_to, numbered
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -45,7 +46,7 @@ def kafka_checkpoint(directory: Path, offsets: str) -> None:
 def test_a_checkpoint_of_format_kafka_goes_on_and_its_lag_is_told(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append_to(root, "t", {0: 9, 1: 4})
     kafka_checkpoint(checkpoint, '{"t":{"1":1,"0":4}}')
     listener = kafkalog.LagListener()
@@ -83,7 +84,7 @@ def test_a_stream_joined_with_itself_has_one_offset_and_windows_know_its_timesta
 ) -> None:
     from pyspark.sql import functions
 
-    root, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
+    root, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
     append(root, "t", numbered(2))
     frame = stream(spark, root)
     both = frame.selectExpr("key", "timestamp").union(frame.selectExpr("key", "timestamp"))
@@ -109,14 +110,14 @@ def test_a_stream_joined_with_itself_has_one_offset_and_windows_know_its_timesta
 
 
 def test_a_topic_made_anew_under_a_query_stops_it_or_not(spark: Any, tmp_path: Path) -> None:
-    root = tmp_path / "log"
+    root = log_in(tmp_path)
     append_to(root, "t", {0: 15, 4: 0})
     batches: list[int] = []
 
     def replace(frame: Any, number: int) -> None:
         batches.append(frame.count())
         if number == 0:
-            with Engine(root) as engine:
+            with open_engine(root) as engine:
                 engine.delete_topic("t")
             append_to(root, "t", {0: 15, 2: 0})
 
@@ -144,10 +145,10 @@ def test_a_topic_made_anew_under_a_query_stops_it_or_not(spark: Any, tmp_path: P
 def test_two_sources_of_a_query_are_limited_each_and_over_a_restart(
     spark: Any, tmp_path: Path
 ) -> None:
-    append_to(tmp_path / "log", "small", {0: 7})
-    append_to(tmp_path / "log", "large", {0: 20})
+    append_to(log_in(tmp_path), "small", {0: 7})
+    append_to(log_in(tmp_path), "large", {0: 20})
     frames = [
-        stream(spark, tmp_path / "log", subscribe=topic, maxOffsetsPerTrigger="5")
+        stream(spark, log_in(tmp_path), subscribe=topic, maxOffsetsPerTrigger="5")
         for topic in ("small", "large")
     ]
     taken: list[dict[str, int]] = []

@@ -15,6 +15,7 @@ from kafkalog import in_order
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink import Append
 from kafkalog.sink.upsert import SQLiteUpsert
+from tests.log_place import TEST_PATH, log_in
 from tests.spark.sink.test_spark_writes import changes, error_of, feed, finish, records
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -26,7 +27,7 @@ def forget_commit(checkpoint: Path, batch_id: int) -> None:
 
 
 def test_append_is_exactly_once_in_update_mode(spark: Any, tmp_path: Path) -> None:
-    source, log, checkpoint = (tmp_path / name for name in ("source", "log", "checkpoint"))
+    source, checkpoint, log = tmp_path / "source", tmp_path / "checkpoint", log_in(tmp_path)
     names = []
 
     def run(append: Any) -> None:
@@ -41,7 +42,10 @@ def test_append_is_exactly_once_in_update_mode(spark: Any, tmp_path: Path) -> No
         frame.sparkSession.sparkContext.setJobGroup("mine", "counts")
         Append(log, "t")(frame, batch_id)
         Append(log, "t", name="again", numPartitions="1")(frame, batch_id)
-        for again in (Append(log, "t"), Append(f"file://{log}", options={"topic": "t"})):
+        for again in (
+            Append(log, "t"),
+            Append(str(log) if TEST_PATH else f"file://{log}", options={"topic": "t"}),
+        ):
             with pytest.raises(InvalidInputError, match="give each its own name="):
                 again(frame, batch_id)
 
@@ -59,11 +63,11 @@ def test_append_is_exactly_once_in_update_mode(spark: Any, tmp_path: Path) -> No
 def test_append_outside_foreach_batch_is_refused(spark: Any, tmp_path: Path) -> None:
     frame = spark.sql("select 'k' key, 'v' value")
     with pytest.raises(InvalidInputError, match="works inside foreachBatch only"):
-        Append(tmp_path / "log", "t")(frame, 0)
+        Append(log_in(tmp_path), "t")(frame, 0)
 
 
 def test_in_order_gives_every_final_value_over_many_files(spark: Any, tmp_path: Path) -> None:
-    source, log = tmp_path / "source", tmp_path / "log"
+    source, log = tmp_path / "source", log_in(tmp_path)
     rows = [(f"k{seq % 5}", str(seq), seq) for seq in range(400)]
     shuffled = random.Random(3).sample(rows, len(rows))
     for number in range(20):

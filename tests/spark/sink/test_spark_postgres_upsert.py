@@ -11,7 +11,8 @@ import pytest
 
 import kafkalog
 from kafkalog.sink.upsert import PostgresUpsert, Upsert
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import log_in
 from tests.postgres_server import query
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_writes import error_of, finish
@@ -26,7 +27,7 @@ class Follower:
 
     def __init__(self, spark: Any, tmp_path: Path) -> None:
         self.spark = spark
-        self.path = tmp_path / "log"
+        self.path = log_in(tmp_path)
         self.checkpoint = tmp_path / "checkpoint"
         with kafkalog.open(self.path) as log:
             log.create_topic("t", partitions=2, config={"max.message.bytes": "2000000"})
@@ -54,7 +55,7 @@ class Follower:
 
     def letters(self, topic: str) -> list[tuple[bytes, bytes, str]]:
         """Return key, value and reason of the dead letters."""
-        with Engine(self.path, read_only=True) as log:
+        with open_engine(self.path, read_only=True) as log:
             rows = [
                 row
                 for rows in log.read(topic, 0, 0, include_headers=True)

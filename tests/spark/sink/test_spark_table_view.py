@@ -17,8 +17,9 @@ from kafkalog import KTableView
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
-from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import in_a_directory, log_in
 from tests.spark.sink.test_spark_upsert import append, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -26,10 +27,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with Engine(tmp_path / "log") as engine:
+    with open_engine(log_in(tmp_path)) as engine:
         engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
-    append(tmp_path / "log", ["a", "b", "a"], ['{"n":1}', '{"n":2}', '{"n":3}'], [0, 1, 0])
-    return tmp_path / "log"
+    append(log_in(tmp_path), ["a", "b", "a"], ['{"n":1}', '{"n":2}', '{"n":3}'], [0, 1, 0])
+    return log_in(tmp_path)
 
 
 @pytest.fixture
@@ -122,13 +123,13 @@ def test_a_later_deletion_in_another_partition_wins_over_an_earlier_value(
 def test_a_later_deletion_of_a_key_that_is_spelled_otherwise_wins(
     spark: Any, tmp_path: Path
 ) -> None:
-    with Engine(tmp_path / "log") as engine:
+    with open_engine(log_in(tmp_path)) as engine:
         engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
     keys = ['{"id":1}', '{"id":2}', '{"id":3}', '{"id": 3}', '{"id":4}']
-    append(tmp_path / "log", keys, ['{"n":1}', '{"n":2}', '{"n":3}', None, "{"], [0, 1, 0, 0, 0])
-    append(tmp_path / "log", ['{"id": 1}', '{"id":4}'], [None, '{"n":4}'], [1, 0])
+    append(log_in(tmp_path), keys, ['{"n":1}', '{"n":2}', '{"n":3}', None, "{"], [0, 1, 0, 0, 0])
+    append(log_in(tmp_path), ['{"id": 1}', '{"id":4}'], [None, '{"n":4}'], [1, 0])
     target = SQLiteUpsert(tmp_path / "view.db", "stock", schema="id int, n int", key=["id"])
-    view = KTableView(spark, tmp_path / "log", "t", target, checkpoint=tmp_path / "views" / "stock")
+    view = KTableView(spark, log_in(tmp_path), "t", target, checkpoint=tmp_path / "views" / "stock")
     view.start()
     view.wait_until(timeout_s=120)
     view.stop()
@@ -137,6 +138,7 @@ def test_a_later_deletion_of_a_key_that_is_spelled_otherwise_wins(
     assert found == [(2, 2), (4, 4)]
 
 
+@in_a_directory("a cleaner")
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_view_that_began_with_the_changelog_goes_on(
     log: Path, view: KTableView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
@@ -151,7 +153,7 @@ def test_a_view_that_began_with_the_changelog_goes_on(
         shutil.rmtree(commits)
         (tmp_path / "view.db").unlink()
     append(log, ["a", "b", "c"], ['{"n":4}', None, '{"n":5}'], [0, 1, 1])
-    with Engine(log) as engine:
+    with open_engine(log) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
     assert view.start().id == query_id
     view.wait_until(timeout_s=120)

@@ -14,7 +14,8 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.sink.upsert.bad_records import BadRecords
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import log_in
 from tests.spark.sink.test_spark_writes import error_of, finish
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -219,14 +220,14 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
 ) -> None:
     from pyspark.sql import functions as F
 
-    rule = BadRecords.parse("deadletter:bad", str(tmp_path / "log"))
+    rule = BadRecords.parse("deadletter:bad", str(log_in(tmp_path)))
     shape = RowShape(schema="n int", leaves_out_bad=True)
     own = F.expr("array(named_struct('key', 'mine', 'value', binary('1')))")
     frame = frame_of(spark, ("a", "x", 1), ("b", None, 2), ("c", "y", 3)).withColumn("headers", own)
     for _ in range(2):
         found = shape.bad_records(frame)
         assert rule.leave_out(found, "q/t", 7, {"t": {"0": 4}}, {}) == 2
-    with Engine(tmp_path / "log", read_only=True) as log:
+    with open_engine(log_in(tmp_path), read_only=True) as log:
         batches = log.read("bad", 0, 0, include_headers=True)
         [table] = [pa.Table.from_batches(batches)]
     assert table.column("key").to_pylist() == [b"a", b"c"]
@@ -247,7 +248,7 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
 def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_position(
     spark: Any, tmp_path: Path
 ) -> None:
-    rule = BadRecords.parse("deadletter:bad", str(tmp_path / "log"))
+    rule = BadRecords.parse("deadletter:bad", str(log_in(tmp_path)))
     shape = RowShape(schema="n int", leaves_out_bad=True)
     frame = frame_of(spark, *[(f"k{n}", "x", n) for n in range(4)])
 
@@ -260,7 +261,7 @@ def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_p
     assert leave_out(1, 3, 2) == 1  # reaches further
     assert leave_out(0, 4, 3) == 1  # from an older checkpoint
     assert leave_out(0, 4, 3) == 1
-    with Engine(tmp_path / "log", read_only=True) as log:
+    with open_engine(log_in(tmp_path), read_only=True) as log:
         keys = [row["key"] for rows in log.read("bad", 0, 0) for row in rows.to_pylist()]
         assert log.describe("bad").config["cleanup.policy"] == "delete"
     assert keys == [b"k0", b"k1", b"k2", b"k3"]
@@ -287,7 +288,7 @@ def append(log: Path, keys: list[str], values: list[str | None], partitions: lis
         "value": pa.array([v and v.encode() for v in values], pa.binary()),
         "partition": pa.array(partitions, pa.int32()),
     }
-    with Engine(log) as engine:
+    with open_engine(log) as engine:
         engine.append("t", pa.table(columns))
 
 
@@ -297,8 +298,8 @@ def table(database: Path) -> list[Any]:
 
 
 def test_the_position_is_what_the_offset_log_says(spark: Any, tmp_path: Path) -> None:
-    log, database = tmp_path / "log", tmp_path / "stock.db"
-    with Engine(log) as engine:
+    log, database = log_in(tmp_path), tmp_path / "stock.db"
+    with open_engine(log) as engine:
         engine.create_topic("t", partitions=3, config={"cleanup.policy": "compact"})
     upserts = [
         SQLiteUpsert(database, "stock", schema="n int", key_type="string"),

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.place import open_engine
+from tests.log_place import TEST_PATH, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHANGES = "key string, value string, seq bigint"
@@ -43,7 +44,7 @@ def finish(writer: Any) -> None:
 
 def records(path: Path, topic: str = "t", columns: tuple[str, ...] = ("key", "value")) -> list[Any]:
     """Return the records of a topic, partition by partition."""
-    engine = Engine(path, read_only=True)
+    engine = open_engine(path, read_only=True)
     found = []
     for partition in engine.offsets(topic):
         batches = list(engine.read(topic, partition, columns=columns))
@@ -61,7 +62,7 @@ def error_of(action: Callable[[], object]) -> str:
 
 
 def staged_files(path: Path) -> list[str]:
-    return [file.name for file in path.rglob("kl-*.staged*")]
+    return [] if TEST_PATH else [file.name for file in path.rglob("kl-*.staged*")]
 
 
 class Stream:
@@ -69,7 +70,7 @@ class Stream:
 
     def __init__(self, spark: Any, tmp_path: Path) -> None:
         self.spark = spark
-        self.source, self.log = tmp_path / "source", tmp_path / "log"
+        self.source, self.log = tmp_path / "source", log_in(tmp_path)
         self.checkpoint = tmp_path / "checkpoint"
         self.fed = 0
 
@@ -121,7 +122,7 @@ def test_a_stream_is_exactly_once_and_an_older_checkpoint_is_refused(
 def test_batch_writes_land_each_time_unless_they_carry_a_transaction(
     spark: Any, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
+    log = log_in(tmp_path)
     frame = spark.createDataFrame([("a", "1")], "key string, value string").coalesce(1)
     writer = frame.write.format("kafkalog").mode("append").option("topic", "t")
     writer.save(str(log))
@@ -136,7 +137,7 @@ def test_batch_writes_land_each_time_unless_they_carry_a_transaction(
 
 
 def test_all_columns_of_a_record_arrive(spark: Any, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+    log = log_in(tmp_path)
     frame = spark.sql(
         "select 'k' key, 'v' value, 't2' topic, 2 partition, 7L offset, "
         "timestamp'2024-01-02 03:04:05.678' timestamp, "
@@ -153,12 +154,12 @@ def test_all_columns_of_a_record_arrive(spark: Any, tmp_path: Path) -> None:
     ((key, value, partition, timestamp, headers),) = records(log, "t1", columns)
     assert (key, value, headers) == (b"k", None, None)
     assert timestamp.year > 2024
-    config = Engine(log, read_only=True).describe("t1").config
+    config = open_engine(log, read_only=True).describe("t1").config
     assert dict(config) == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
 
 
 def test_wrong_writes_are_refused_with_nothing_written(spark: Any, tmp_path: Path) -> None:
-    log = tmp_path / "log"
+    log = log_in(tmp_path)
 
     def refused(sql: str, mode: str = "append", **options: str) -> str:
         writer = spark.sql(sql).coalesce(1).write.format("kafkalog").mode(mode)

@@ -28,6 +28,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
 from tests.builders.log_builder import LogBuilder
+from tests.other_platform import needs_linux
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -141,7 +142,7 @@ def test_the_status_gives_sections_in_offsets_and_bytes(tmp_path: Path) -> None:
     assert (found.state, found.reason) == ("dirty", None)
     clean(engine, now_ms=1)
     (found,) = status(engine, 1)
-    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "clean")
+    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "not due")
 
 
 # --- faults --------------------------------------------------------------------------------------
@@ -157,7 +158,7 @@ def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_
     # Not a byte of it has changed, least of all a checksum.
     assert {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log*")} == before
     bad, good = status(engine, 1_000)
-    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "clean")
+    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "not due")
     # A minute later, then two: the pause doubles.
     assert clean(engine, now_ms=1_000 + MINUTE - 1) == []
     assert len(clean(engine, now_ms=1_000 + MINUTE)) == 1
@@ -166,7 +167,7 @@ def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_
     assert (mark["version"], mark["failures"], mark["since_ms"]) == (1, 2, 1_000)
     repair()
     assert [s.error for s in clean(engine, now_ms=1_000 + 3 * MINUTE)] == [None]
-    assert [s.state for s in status(engine, 1)] == ["clean", "clean"]
+    assert [s.state for s in status(engine, 1)] == ["not due", "not due"]
     assert not (tmp_path / "bad-0" / layout.UNCLEANABLE).exists()
 
 
@@ -249,6 +250,7 @@ def test_staged_files_that_nobody_can_name_any_more_are_removed(tmp_path: Path) 
     assert young.exists()
 
 
+@needs_linux
 def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     directory = tmp_path / "t-0"
@@ -344,7 +346,7 @@ def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) 
         eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
         for i in range(4):
             engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "clean"])
+        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "not due"])
     finally:
         thread.stop()
     assert not thread.is_alive

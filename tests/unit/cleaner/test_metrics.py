@@ -17,8 +17,10 @@ from kafkalog.cleaner.metrics import CleanerMetrics, served
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.test_manager import eventually
+from tests.unit.storage_engine.store_log import memory_address
 
 NOW = 1_700_000_000_000
 KAFKAS = {
@@ -211,3 +213,15 @@ def test_a_port_that_is_taken_is_one_line(tmp_path: Path) -> None:
             served(engine, CleanerThread(engine), port),
         ):
             pass
+
+
+def test_a_log_in_an_object_store_has_metrics_of_its_objects_and_requests() -> None:
+    log = ObjectLog(memory_address())
+    log.create_topic("t")
+    log.append("t", [(b"k", b"v")])
+    with served(log, CleanerThread(log), 0) as port:
+        assert value(port, "kafkalog_store_fresh_objects") == 1
+        assert value(port, "kafkalog_store_dead_objects") == 0
+        assert value(port, "kafkalog_partition_dirty_ratio", topic="t", partition="0") == 1
+        assert value(port, "kafkalog_store_requests_total", kind="PUT") > 1
+        assert value(port, "kafkalog_store_dollars_total") > 0

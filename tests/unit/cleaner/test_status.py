@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats
+from kafkalog.cleaner.report.explain import explain, explain_topics
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause
@@ -48,7 +49,22 @@ def test_bytes_are_clean_dirty_or_not_to_be_cleaned_yet(tmp_path: Path) -> None:
     assert found.uncleanable_bytes == size(engine, 8, 10)
     assert found.dirty_ratio == dirty_size / (clean_size + dirty_size)
     assert (found.first_dirty_offset, found.first_uncleanable_offset) == (4, 8)
-    assert (found.last_stable_offset, found.high_watermark, found.state) == (10, 10, "clean")
+    assert (found.last_stable_offset, found.high_watermark, found.state) == (10, 10, "not due")
+
+
+def test_a_log_is_not_due_while_its_obsolete_records_are_in_the_active_segment(
+    tmp_path: Path,
+) -> None:
+    engine = LogBuilder(tmp_path).topic().append(*[("k", f"{i}") for i in range(10)]).engine
+    (found,) = status(engine, NOW)
+    assert (found.state, found.dirty_bytes) == ("not due", 0)
+    (told,) = explain(engine, "t", NOW)
+    assert (told.answer, told.findings[0].code) == ("is not due", "active segment")
+    assert found.reason == told.findings[0].sentence
+    assert explain_topics(engine, None, NOW) == [told]
+    clean(engine, force=True, now_ms=NOW)
+    (found,) = status(engine, NOW)
+    assert (found.state, found.reason) == ("clean", None)
 
 
 def test_the_last_cleaning_is_told_with_what_it_did(tmp_path: Path) -> None:

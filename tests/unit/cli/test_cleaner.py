@@ -51,7 +51,7 @@ def until_clean(root: Path, seconds: float = 60) -> None:
     while True:
         with library.open(root, read_only=True) as log:
             (status,) = log.status()
-        if status.last_cleaning is not None and status.state == "clean":
+        if status.last_cleaning is not None and status.state != "dirty":
             return
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -165,7 +165,7 @@ def test_explain_says_why_and_what_would_change_it(kafkalog: Command, root: Path
     (row,) = kafkalog("explain", root, "t", "--json").json
     assert (row["topic"], row["partition"], row["due"]) == ("t", 0, True)
     assert [finding["code"] for finding in row["findings"]] == ["due", "no cleaner"]
-    assert set(row["findings"][0]) == {"code", "sentence", "remedy", "untilMs"}
+    assert set(row["findings"][0]) == {"code", "sentence", "remedy", "commands", "untilMs"}
     assert row["findings"][0]["sentence"] == text.lines[1].strip()
 
 

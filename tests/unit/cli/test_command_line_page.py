@@ -12,7 +12,7 @@ from tests import ROOT
 from tests.unit.cli.conftest import Command
 
 PAGE = ROOT / "docs" / "command-line.md"
-_TOPIC_ID = re.compile(r"\bid [A-Za-z0-9_-]{22}\b")
+_TOPIC_ID = re.compile(r"(?<![\w-])[A-Za-z0-9_-]{22}(?![\w-])")
 
 
 def test_the_commands_of_the_page_print_what_it_shows(
@@ -21,9 +21,12 @@ def test_the_commands_of_the_page_print_what_it_shows(
     monkeypatch.chdir(tmp_path)
     (block,) = re.findall(r"^```console\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
     shown = re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", block, re.M)
-    assert len(shown) >= 7
+    assert len(shown) >= 17
     for line, output in shown:
         name, *arguments = shlex.split(line.replace("/data", str(tmp_path)))
+        if name == "export":
+            monkeypatch.setenv(*arguments[0].split("=", 1))
+            continue
         if name == "cat":
             Path(arguments[0]).write_text(output)
             continue

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.cli.conftest import Command
 from tests.unit.storage_engine.store_log import memory_address
 
@@ -46,15 +47,58 @@ def test_status_counts_objects_extents_and_its_requests(kafkalog: Command, url: 
     assert log["requests"]["GET"] >= 1
     assert sorted(row["extents"] for row in partitions) == [0, 1]
     assert sum(row["highWatermark"] for row in partitions) == 2
-    assert "commit: 2  objects: 1" in kafkalog("status", url).lines[0]
+    shown = kafkalog("status", url).lines
+    assert "commit: 2  objects: 1" in shown[0]
+    assert shown[1].startswith("fresh: 1 objects") and "one read: 1 GETs" in shown[1]
+    assert shown[2].startswith("regroup: not due. The oldest fresh object is 0 s old")
 
 
-@pytest.mark.parametrize("verb", ["explain", "clean", "cleaner", "erase", "verify"])
+def test_status_says_what_is_due_and_why_and_what_requests_cost(
+    kafkalog: Command, url: str
+) -> None:
+    log, *partitions = kafkalog("status", url, "--json").json
+    assert (log["freshObjects"], log["regroup"]) == (1, "not due")
+    assert log["regroupFigures"]["oldestAgeMs"] < 60_000
+    assert log["requestsPrice"] > 0
+    states = sorted((row["state"], row["dirtyRatio"], row["reason"]) for row in partitions)
+    assert states == [
+        ("clean", 0.0, None),
+        ("due", 1.0, "1.00 of its bytes are dirty, and min.cleanable.dirty.ratio is 0.50."),
+    ]
+
+
+def test_a_partition_whose_records_cannot_be_cleaned_yet_is_not_clean(
+    kafkalog: Command, url: str
+) -> None:
+    kafkalog("topics", "alter", url, "t", "--config", "min.compaction.lag.ms=3600000")
+    partitions = kafkalog("status", url, "--json").json[1:]
+    assert sorted(row["state"] for row in partitions) == ["clean", "not due"]
+    explained = kafkalog("explain", url, "t", "--json").json
+    (waiting,) = (row for row in explained if row["findings"][0]["code"] == "lag")
+    assert waiting["answer"] == "is not cleaned now" and not waiting["due"]
+    assert waiting["findings"][0]["untilMs"] is not None
+    assert [each["code"] for each in waiting["findings"]] == ["lag", "fresh", "figures"]
+    assert "dirtyRatio" in waiting["findings"][-1]["sentence"]
+
+
+def test_verify_compares_the_objects_with_the_log(kafkalog: Command, url: str) -> None:
+    checked = kafkalog("verify", url, "t", "--deep")
+    assert (checked.status, checked.lines) == (0, [])
+    log = ObjectLog(url)
+    (name,) = log.store_state().objects
+    log.client.delete([name])
+    checked = kafkalog("verify", url, "--json")
+    assert checked.status == 1
+    (row,) = checked.json
+    assert (row["kind"], row["path"]) == ("damage", f"{url}/{name}")
+
+
+@pytest.mark.parametrize("verb", ["erase", "ui"])
 def test_a_verb_that_needs_a_directory_says_so(
     kafkalog: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    topic = {"explain": ["t"], "erase": ["t", "--key", "a"]}.get(verb, [])
+    topic = {"erase": ["t", "--key", "a"]}.get(verb, [])
     refused = kafkalog(verb, url, *topic)
     assert refused.status == 2
     assert url in refused.err and "expected a log directory" in refused.err

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.batch_builder import batch
+from tests.builders.rescued import rescued
 from tests.builders.segment_files import write_segment
 from tests.unit.cli.conftest import Command
 
@@ -97,3 +98,22 @@ def test_topic_ids_are_lines_or_what_kafkas_tool_prints(
     ids.write_text(f"# of the new cluster\n\nt {OTHER_ID}\n")
     assert kafkalog("release", broker, "--topic-ids", ids).status == 0
     assert (broker / "t-0" / "partition.metadata").read_text().endswith(OTHER_ID)
+
+
+def test_rescued_partitions_are_read_with_one_notice_and_adopted(
+    kafkalog: Command, tmp_path: Path
+) -> None:
+    written = rescued(tmp_path)
+    result = kafkalog("read", tmp_path, "orders", "--json")
+    assert [(row["partition"], row["offset"]) for row in result.json] == [w[:2] for w in written]
+    assert result.err.count("kafkalog adopt") == len(result.err.splitlines()) == 1
+    log, *partitions = kafkalog("status", tmp_path, "--json").json
+    assert (log["owner"], log["ownerDetail"]) == ("nobody", "a copy of a broker's partitions")
+    assert {row["highWatermark"] for row in partitions} == {40}
+    assert kafkalog("verify", tmp_path, "--deep").status == 0
+    refused = kafkalog("append", tmp_path, "orders", stdin=b'{"key":"k","value":"v"}\n')
+    assert refused.status == 2
+    assert f"is only read; to write to it run: kafkalog adopt {tmp_path}" in refused.err
+    assert kafkalog("adopt", tmp_path, "--config", "*:cleanup.policy=compact").status == 0
+    again = kafkalog("append", tmp_path, "orders", stdin=b'{"key":"k","value":"v"}\n')
+    assert (again.status, again.err) == (0, "")

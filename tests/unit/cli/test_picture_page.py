@@ -128,9 +128,65 @@ def test_its_numbers_are_those_of_status(opened: Open, log: KafkaLog, kafkalog: 
         assert sum(widths) == row["bytes"]
 
 
+def until(page: Any, wanted: str) -> None:
+    """Press Tab until the focused element has what is wanted."""
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate(f"!!document.activeElement.{wanted}"):
+            return
+    raise AssertionError(wanted)
+
+
+def test_records_are_shown_a_page_at_a_time_by_keyboard_on_a_phone(
+    opened: Open, log: KafkaLog
+) -> None:
+    log.append("audit", [(f"a{n % 9}", f"value {n}") for n in range(60)])
+    page = opened(viewport={"width": 400, "height": 900})
+    page.locator("#filter").fill("audit")
+    until(page, "matches('[data-partition=audit-0] [data-part=records] summary')")
+    page.keyboard.press("Enter")
+    part = page.locator('[data-partition="audit-0"] [data-part="records"]')
+    line = part.locator(".told")
+    page.wait_for_selector('[data-partition="audit-0"] tbody tr >> text=value 59')
+    assert line.inner_text() == "25 records, offsets 37 to 61; the partition has 0 to 61"
+    for key, told in (("first", "offsets 0 to 24"), ("later", "offsets 25 to 49")):
+        until(page, f"matches('[data-act={key}]')")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f'[data-part="records"] .told >> text={told}')
+    log.append("audit", [("a0", "new")])
+    page.wait_for_selector(
+        '[data-partition="audit-0"] [data-field="highWatermark"][data-value="63"]'
+    )
+    assert page.evaluate("document.activeElement.dataset.act") == "later"  # the page goes on
+    until(page, "matches('[type=number]')")
+    page.keyboard.type("60")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('[data-part="records"] .told >> text=offsets 60 to 62')
+    until(page, "matches('[data-act=latest]')")
+    page.keyboard.press("Space")
+    page.wait_for_selector('[data-part="records"] .told >> text=10 records')
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_advice_is_told_once_for_the_log_and_its_commands_can_be_copied(opened: Open) -> None:
+    page = opened()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    advice = page.locator("#advice li")
+    assert advice.count() == 1
+    assert advice.inner_text().startswith("No background cleaner runs on this log")
+    assert page.locator("article >> text=No background cleaner").count() == 0
+    command = page.locator("#advice code").inner_text()
+    font = page.locator("#advice code").evaluate("one => getComputedStyle(one).fontFamily")
+    assert (command.startswith("kafkalog cleaner /"), "monospace" in font) == (True, True)
+    page.locator("#advice button").click()
+    page.wait_for_selector("#advice button >> text=copied")
+    assert page.evaluate("navigator.clipboard.readText()") == command
+    assert page.locator("article code").count() > 0
+
+
 def test_a_keyboard_is_enough(opened: Open) -> None:
     page = opened()
-    page.keyboard.press("Tab")
+    until(page, "matches('#filter')")
     page.keyboard.type("STO")
     assert page.locator("article").evaluate_all("all => all.map(one => one.dataset.topic)") == [
         "stock",
@@ -138,7 +194,7 @@ def test_a_keyboard_is_enough(opened: Open) -> None:
     ]
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.id") == "state"
-    page.keyboard.press("Tab")
+    until(page, "dataset.base")
     first = page.evaluate("document.activeElement.dataset.base")
     page.keyboard.press("End")
     last = page.evaluate("document.activeElement.dataset.base")
@@ -149,7 +205,7 @@ def test_a_keyboard_is_enough(opened: Open) -> None:
         page, "stock-0"
     )
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    page.keyboard.press("Tab")
+    until(page, "matches('summary')")
     assert page.evaluate("document.activeElement.textContent") == "Its last cleaning"
     page.keyboard.press("Enter")
     assert (

@@ -62,6 +62,7 @@ def read_all(leader: int) -> str:
 
 
 def test_a_table_has_colours_on_a_terminal(log: Path) -> None:
+    on_terminal("clean", log, "--force")
     assert "\x1b[32mclean" in on_terminal("status", log)
 
 

@@ -48,6 +48,37 @@ def test_topics_are_listed_described_altered_and_deleted(kafkalog: Command, root
     assert kafkalog("topics", "describe", root, "u").status == 2
 
 
+def test_the_list_has_sizes_and_counts(kafkalog: Command, root: Path) -> None:
+    append(kafkalog, root, 20)
+    (topic,) = kafkalog("topics", "list", root, "--json").json
+    logs = sum(path.stat().st_size for path in root.rglob("*.log"))
+    assert (topic["offsets"], topic["bytes"]) == (20, logs)
+    assert kafkalog("topics", "list", root).lines[1].split()[:4] == ["t", "2", "20", str(logs)]
+
+
+def test_a_topic_that_exists_can_be_left_as_it_is(kafkalog: Command, root: Path) -> None:
+    again = ("topics", "create", root, "t", "--if-not-exists", "--partitions", 5, "--json")
+    (topic,) = kafkalog(*again).json
+    assert len(topic["partitions"]) == 2
+    assert kafkalog("topics", "create", root, "t").status == 2
+
+
+def test_configs_are_deleted_and_partitions_added(kafkalog: Command, root: Path) -> None:
+    settings = ("--config", "cleanup.policy=delete", "--config", "retention.ms=1d")
+    created = kafkalog("topics", "create", root, "d", *settings)
+    assert "retention.ms=1d" in created.lines[0]
+    both = ("--delete-config", "retention.ms", "--partitions", 3, "--json")
+    altered = kafkalog("topics", "alter", root, "d", *both)
+    assert altered.err == (
+        "d: keys go to 3 partitions from now on, and old records stay where 1 partition had them\n"
+    )
+    assert altered.json[0]["config"] == {"cleanup.policy": "delete"}
+    assert len(altered.json[0]["partitions"]) == 3
+    refused = kafkalog("topics", "alter", root, "t", "--partitions", 3)
+    assert (refused.status, "--keys-may-move" in refused.err) == (2, True)
+    assert kafkalog("topics", "alter", root, "t", "--partitions", 3, "--keys-may-move").status == 0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -57,6 +88,10 @@ def test_topics_are_listed_described_altered_and_deleted(kafkalog: Command, root
         ("create", "v", "--config", "segment.bytes"),
         ("create", "v", "--partitions", "0"),
         ("alter", "t"),
+        ("alter", "t", "--partitions", "1"),
+        ("alter", "t", "--delete-config", "retention.ms"),
+        ("alter", "t", "--delete-config", "segment.bytes", "--config", "segment.bytes=99"),
+        ("create", "v", "--config", "retention.ms=1y"),
         ("alter", "t", "--config", "segment.bytes=x"),
         ("alter", "none", "--config", "segment.bytes=2000"),
         ("delete", "none"),
@@ -102,7 +137,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
         "timeMs": 4_000_000_000_000,
     }
     assert sum(int(str(row["highWatermark"])) for row in kinds["partition"]) == 21
-    assert {row["state"] for row in kinds["partition"]} == {"clean"}
+    assert {row["state"] for row in kinds["partition"]} == {"not due"}
     text = kafkalog("status", root).lines
     assert text[0] == f"{root}  owner: kafkalog  locks: work  cleaner: none"
     assert text[-2].split()[:2] == ["t", "0"]
@@ -118,7 +153,7 @@ def test_a_partition_that_cannot_be_read_is_a_row_with_its_reason(
     result = kafkalog("status", root, "--json")
     rows = [row for row in result.json if row["type"] == "partition"]
     assert result.status == 0
-    assert [row["state"] for row in rows] == ["uncleanable", "clean"]
+    assert [row["state"] for row in rows] == ["uncleanable", "not due"]
     assert "t-0" in rows[0]["reason"]
 
 

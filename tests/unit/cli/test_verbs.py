@@ -43,7 +43,7 @@ def all_examples() -> dict[str, tuple[str, ...]]:
         if verb == "topics":
             found |= {f"topics {below}": lines for below, lines in TOPIC_VERBS.items()}
         else:
-            module = importlib.import_module(f"kafkalog.cli.{verb}")
+            module = importlib.import_module(f"kafkalog.cli.{verb.replace('-', '_')}")
             found[verb] = getattr(module, "EXAMPLES", ())
     return found
 
@@ -58,6 +58,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     with library.open(tmp_path / "shop") as log:
         log.create_topic("stock")
+        log.create_topic("views", 2, {"cleanup.policy": "delete"})
+        log.append("views", [("apple", "1"), ("pear", "1"), ("fig", "1"), ("nut", "1")])
         log.create_topic("customers", config={"file.delete.delay.ms": "0"})
         log.append("stock", [("apple", "3"), ("pear", "7")], now_ms=NOW_MS)
         log.append("stock", [("apple", "4"), ("pear", None)])

@@ -423,10 +423,10 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
         next(reading)
         assert clean(engine, "t", now_ms=now_ms) == []
         (told,) = explain(engine, "t", now_ms)
-        assert told.answer == "is not cleaned now"
+        assert told.answer == "is not due"
         assert told.findings[0].code == "pin"
         assert "tasks read the changelog of a snapshot of this log" in told.findings[0].sentence
-        assert status(engine, now_ms)[0].state == "clean"
+        assert status(engine, now_ms)[0].state == "not due"
 
         engine.alter_topic("t", {"max.compaction.lag.ms": "1000"})
         assert status(engine, now_ms)[0].state == "dirty"

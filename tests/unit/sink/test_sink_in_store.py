@@ -14,7 +14,7 @@ from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.object_store.client import shared_client
+from kafkalog.storage_engine.object_store.client import requests_sent, shared_client
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.object_store_proxy import Fault, Rule, StoreProxy
@@ -195,3 +195,20 @@ def test_no_secret_is_in_what_spark_gets(
         for each in (writer, message, shared_engine(s3_address), str(fault.value), caplog.text)
     ]
     assert all(store_server.secret.encode() not in each for each in seen)
+
+
+def test_a_commit_logs_the_requests_of_the_driver_and_of_the_tasks(
+    address: StoreAddress, write: SparkWrite, caplog: pytest.LogCaptureFixture
+) -> None:
+    write.micro_batch([ROWS], 0)
+    caplog.set_level(logging.INFO, "kafkalog.sink")
+    before = requests_sent(address)
+    write.micro_batch([ROWS[:3], ROWS[3:]], 1)
+    sent = requests_sent(address) - before
+    said = caplog.messages[-1]
+    assert sent == {"GET": 4, "PUT": 3}  # a writer polls: two have planned, a third one commits
+    assert said == (
+        f"{address}: batch 1 of t: 6 rows; requests of the driver: GET 3, PUT 1; of 2 tasks: PUT 2"
+    )
+    write.micro_batch([ROWS], 1)
+    assert "batch 1 of t: committed already; " in caplog.messages[-1]

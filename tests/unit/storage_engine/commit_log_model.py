@@ -4,7 +4,8 @@ A process knows the number of its last commit. Each step is one request. A commi
 second reads the commits of others, and tries again, before it checks any. The variants differ in
 what a process asks after it created or read commits: nothing, whether the commit before them is
 still there, whether the boundary is below its own commit alone, or whether it is below all of them.
-The last is the rule; the others have to be found wrong.
+The last is the rule; the others have to be found wrong. So has a collector that moves the boundary
+after it has deleted the commits.
 """
 
 from __future__ import annotations
@@ -56,12 +57,19 @@ class Model:
     """The steps of all processes under one variant."""
 
     def __init__(
-        self, check: Check, tries: tuple[int, ...], commits: int, *, has_reader: bool = True
+        self,
+        check: Check,
+        tries: tuple[int, ...],
+        commits: int,
+        *,
+        has_reader: bool = True,
+        is_boundary_first: bool = True,
     ) -> None:
         self.check = check
         self.tries = tries
         self.commits = commits
         self.has_reader = has_reader
+        self.is_boundary_first = is_boundary_first
 
     def explore(self) -> int:
         """Visit every world; return their count. Raises Violation with the way to a false one."""
@@ -183,10 +191,11 @@ class Model:
         newest = max(number for number, _ in world.present)
         if not world.collecting:
             for to in range(max(1, oldest), len(world.truth)):
-                moved = world._replace(boundary=max(world.boundary, to), collecting=to)
-                yield f"boundary {to}", moved
+                moved = max(world.boundary, to) if self.is_boundary_first else world.boundary
+                yield f"boundary {to}", world._replace(boundary=moved, collecting=to)
         elif oldest <= world.collecting and oldest < newest:
             left = frozenset(one for one in world.present if one[0] != oldest)
             yield f"deletes {oldest}", world._replace(present=left)
         else:
-            yield "the collector rests", world._replace(collecting=0)
+            moved = max(world.boundary, world.collecting)
+            yield "the collector rests", world._replace(boundary=moved, collecting=0)

@@ -44,6 +44,18 @@ def test_topics_created_and_deleted_here_are_named(tmp_path: Path, with_metadata
     assert "the topics t deleted here will come back empty" in deleted
 
 
+def test_partitions_that_were_added_here_are_named(tmp_path: Path) -> None:
+    root = broker_root(tmp_path)
+    broker_partition(root, "t-1", TOPIC_ID)
+    take(root, config={"t": {"cleanup.policy": "delete"}})
+    with Engine(root) as engine:
+        count = len(engine.describe("t").partitions)
+        engine.alter_topic("t", partitions=count + 2)
+    (notice,) = give_back(root).notices
+    assert f"knows {count} of the {count + 2} partitions of the topic t," in notice
+    assert "copy their records to another topic first" in notice
+
+
 def test_a_topic_that_was_given_its_id_is_known(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root)

@@ -32,3 +32,8 @@ def test_to_ask_for_the_commit_before_is_not_enough() -> None:
     """A second stopped committer may have made that one again. SlateDB: issues 352 and 1622."""
     with pytest.raises(Violation, match="believes"):
         Model(Check.PREDECESSOR, tries=(1, 1, 3), commits=3, has_reader=False).explore()
+
+
+def test_a_boundary_that_moves_after_the_deletion_is_too_late() -> None:
+    with pytest.raises(Violation, match="believes"):
+        Model(Check.BOUNDARY, tries=(1, 2), commits=2, is_boundary_first=False).explore()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import functools
 import os
-import struct
 import subprocess
 import sys
 import threading
@@ -21,6 +21,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem
+from tests.other_platform import needs_linux
 
 # What Java's FileChannel.tryLock does: an exclusive POSIX lock on the whole file.
 BROKER = """
@@ -66,6 +67,7 @@ def test_a_log_held_by_a_broker_is_not_written_but_read(tmp_path: Path) -> None:
     engine.append("t", [("k", "w")])
 
 
+@needs_linux
 def test_a_broker_is_kept_out_while_we_write(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     with engine.transaction():
@@ -83,6 +85,7 @@ def test_two_sharers_do_not_exclude_each_other(tmp_path: Path) -> None:
         pass
 
 
+@needs_linux
 def test_the_root_lock_survives_closing_another_descriptor_of_the_file(tmp_path: Path) -> None:
     with locks.RootLock(tmp_path).shared():
         with open(tmp_path / layout.ROOT_LOCK, "rb"):
@@ -234,6 +237,43 @@ def test_what_a_forked_child_inherits_never_lets_go_of_a_lock_of_its_own(tmp_pat
     assert not locks.FileLock(tmp_path / "parent's").is_held()
 
 
+class ReadOnlyNfs(FileSystem):
+    """Lets nothing be opened to be written, and locks nothing alone that is not open so."""
+
+    def open(self, path: file_system.Place, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return super().open(path, flags, mode)
+
+    def flock(self, fd: int, operation: int) -> None:
+        if operation & fcntl.LOCK_EX:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        super().flock(fd, operation)
+
+
+def test_who_may_only_read_passes_the_turnstile_of_nfs_unless_a_writer_has_it(
+    tmp_path: Path,
+) -> None:
+    lock = locks.SegmentsLock(tmp_path)
+    entered = threading.Event()
+
+    def read() -> None:
+        with lock.shared():
+            entered.set()
+
+    with lock.exclusive():
+        pass
+    reader = threading.Thread(target=read)
+    with contextlib.ExitStack() as writing:
+        writing.enter_context(lock.exclusive())
+        with file_system.replaced(ReadOnlyNfs()):
+            reader.start()
+            assert not entered.wait(0.2)
+            writing.close()
+            reader.join(10)
+    assert entered.is_set()
+
+
 class Hasty(FileSystem):
     """Reads and writes three bytes at a time."""
 
@@ -303,11 +343,6 @@ def test_an_exclusive_new_file_replaces_none(tmp_path: Path) -> None:
     os.close(files.open_empty(tmp_path / "file", exclusive=True))
     with pytest.raises(FileExistsError):
         files.open_empty(tmp_path / "file", exclusive=True)
-
-
-def test_the_lock_structure_is_the_kernels() -> None:
-    assert locks._FLOCK.size == struct.calcsize("hhqqi4x") == 32
-    assert fcntl.F_OFD_SETLK == 37
 
 
 def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: Path) -> None:

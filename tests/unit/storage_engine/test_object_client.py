@@ -18,6 +18,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.failure import (
     ObjectMissingError,
+    OverloadedError,
     PermanentError,
     RefusedError,
 )
@@ -276,7 +277,8 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "said"),
     [
-        ("status code: 503 Service Unavailable: <Code>SlowDown</Code>", StorageError, "503 SlowDo"),
+        ("status code: 503: <Code>SlowDown</Code>", OverloadedError, "503 SlowDown"),
+        ("status code: 500: <Code>InternalError</Code>", StorageError, "500 InternalError"),
         ("status code: 403 Forbidden: <Code>RequestTimeTooSkewed</Code>", PermanentError, "clock"),
         ("status code: 403 Forbidden: ", PermanentError, "may not list"),
         ("status code: 404: <Code>NoSuchBucket</Code>", PermanentError, "Create the bucket"),

@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 
 import pytest
 
@@ -199,3 +201,61 @@ def test_a_wrong_secret_is_refused_and_no_error_or_log_line_holds_one(
         text = f"{refused.value!r}{client!r}{vars(refused.value)}{caplog.text}"
         for secret in (wrong, store_server.secret, store_server.access_key):
             assert secret not in text
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED_412, Fault.REFUSED_409])
+def test_a_refusal_of_a_read_proves_nothing_and_is_repeated(
+    client: ObjectClient, store_proxy: StoreProxy, fault: Fault
+) -> None:
+    client.put_unique("x", b"abc")
+    for kind, act, expected in [
+        ("GET", lambda: client.get("x").data, b"abc"),  # type: ignore[union-attr]
+        ("GET", lambda: bytes(client.fetch("x", 1, 2)), b"bc"),
+        ("HEAD", lambda: client.head("x").size, 3),  # type: ignore[union-attr]
+        ("LIST", lambda: [entry.name for entry in client.list("")], ["x"]),
+    ]:
+        store_proxy.reset(Rule(fault, kind))
+        assert act() == expected
+        assert store_proxy.counts[kind] == 2
+
+
+def test_a_missing_object_whose_answer_is_cut_is_missing(
+    client: ObjectClient, store_proxy: StoreProxy
+) -> None:
+    store_proxy.reset(Rule(Fault.CUT_BODY, "GET"))
+    assert client.get("x") is None
+
+
+def test_a_503_halves_the_reads_at_once_until_reads_succeed(
+    client: ObjectClient, store_proxy: StoreProxy
+) -> None:
+    client.put_unique("x", bytes(1000))
+
+    def fetched(reads: int) -> int:
+        """Return the most requests that were under way at once."""
+        store_proxy.delay_s = 0.02
+        try:
+            with ThreadPoolExecutor(8) as pool:
+                found = list(pool.map(lambda at: len(client.fetch("x", at, 9)), range(reads)))
+        finally:
+            store_proxy.delay_s = 0.0
+        assert found == [9] * reads
+        times = [
+            (at, each)
+            for began, ended, _ in store_proxy.spans
+            for at, each in ((began, 1), (ended, -1))
+        ]
+        return max(accumulate(each for _, each in sorted(times)))
+
+    assert fetched(16) > 4
+    assert client.throttle.limit is None
+    store_proxy.reset(Rule(Fault.REFUSED_503, "GET", times=8))
+    fetched(8)
+    limit = client.throttle.limit
+    assert limit is not None and 1 <= limit <= 5
+    store_proxy.reset()
+    assert fetched(6) <= limit + 1
+    while client.throttle.limit is not None:
+        client.fetch("x", 0, 9)
+        client.throttle._limit += 8  # thousands of reads make the rest
+    assert fetched(16) > 4

@@ -1,0 +1,68 @@
+"""The price of compacting 1 TB in an object store, from the requests of a small log.
+
+All sizes are those of a large log, divided by one number: the objects, the limit of one regroup,
+and the segment objects. The requests are therefore as many as one regroup of 1 GiB sends, and the
+cleaning after it. Run: `python -m bench.store_price [PARTITIONS ...]`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from secrets import token_hex
+
+import pyarrow as pa
+
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.object_store import regroup
+from kafkalog.storage_engine.object_store.client import GET
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.prices import S3_STANDARD
+
+TERABYTE = 10**12
+OBJECT = 8 << 20
+OBJECTS = 128
+"""Objects of one regroup: 1 GiB."""
+
+
+def counted(partitions: int) -> tuple[Counter[str], int]:
+    """Return the requests that compact a log of 128 objects, and the bytes of the large log."""
+    scale = OBJECT // max(8 << 10, 160 * partitions)
+    vars(regroup)["SEGMENT_SIZE_MAX"] = (64 << 20) // scale
+    vars(regroup)["REGROUP_BYTES"] = 2 * OBJECTS * OBJECT // scale
+    log = ObjectLog(f"memory://{token_hex(8)}/log")
+    log.create_topic("t", partitions)
+    chance = random.Random(partitions)
+    size = max(8, OBJECT // scale // partitions - 90)
+    for _ in range(OBJECTS):
+        rows = {
+            "key": [chance.randbytes(8) for _ in range(partitions)],
+            "value": [chance.randbytes(size) for _ in range(partitions)],
+            "partition": pa.array(range(partitions), pa.int32()),
+        }
+        log.append("t", pa.RecordBatch.from_pydict(rows))
+    written = sum(each.size for each in log.store_state().objects.values()) * scale
+    before = Counter(log.client.counts)
+    store_manager.clean(log, force=True, now_ms=clock.now_ms() + 60_000)
+    return Counter(log.client.counts) - before, written
+
+
+def main(partitions: list[int]) -> None:
+    """Print a line for each number of partitions."""
+    for count in partitions:
+        requests, size = counted(count)
+        share = TERABYTE / size
+        price = S3_STANDARD.of(requests) * share
+        gets = requests[GET] / OBJECTS
+        more = S3_STANDARD.get * (count - 1) * OBJECTS * share
+        print(
+            f"{count} partitions, 1 TB of 8 MiB objects: {dict(requests)} for {OBJECTS} objects "
+            f"({gets:.2f} GETs each), {price:.2f} $ at S3 Standard; {price + more:.2f} $ with one "
+            "GET for each partition of an object"
+        )
+
+
+if __name__ == "__main__":
+    main([int(each) for each in sys.argv[1:]] or [12, 50])

@@ -1,0 +1,36 @@
+"""What macOS says of itself: its boot and its hardware. Elsewhere both names are empty."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final
+
+_TEXT_SIZE: Final = 37
+"""The bytes of a UUID's text, with the zero at its end."""
+
+
+def boot_session() -> str:
+    """Name this boot of this Mac, by `sysctl kern.bootsessionuuid`."""
+    import ctypes
+
+    ask = _function("sysctlbyname")
+    text, size = ctypes.create_string_buffer(_TEXT_SIZE), ctypes.c_size_t(_TEXT_SIZE)
+    if ask is None or ask(b"kern.bootsessionuuid", text, ctypes.byref(size), None, 0):
+        return ""
+    return text.value.decode("ascii")
+
+
+def host_uuid() -> str:
+    """Name this Mac, by `gethostuuid`; the name of its node changes with its network."""
+    import ctypes
+
+    ask = _function("gethostuuid")
+    found, no_wait = ctypes.create_string_buffer(16), (ctypes.c_long * 2)()
+    return "" if ask is None or ask(found, no_wait) else str(uuid.UUID(bytes=found.raw))
+
+
+def _function(name: str) -> Any:
+    """Return a function of the C library; None if it has none of that name."""
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), name, None)

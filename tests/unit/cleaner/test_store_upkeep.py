@@ -1,0 +1,133 @@
+"""What a cleaner of a log in an object store does besides: merge, collect, and report."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import kafkalog
+from kafkalog.cleaner.report.store_report import explain_store, report, status_store
+from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, plan_of, regroup_of
+from kafkalog.storage_engine.object_store import regroup
+from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from tests.unit.storage_engine.test_regroup import NOW_MS, contents, fill, new_log
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def log() -> ObjectLog:
+    return new_log()
+
+
+def regrouped(log: ObjectLog) -> None:
+    regroup.regroup(log, regroup.fresh_objects(log.store_state()), now_ms=NOW_MS)
+
+
+def segments(log: ObjectLog, topic: str, count: int) -> None:
+    """Write so many segment objects in each partition."""
+    for _ in range(count):
+        fill(log, topic, 2, commits=1)
+        regrouped(log)
+
+
+def test_eight_small_segment_objects_become_one_with_the_same_records(log: ObjectLog) -> None:
+    log.create_topic("t", 2, {"cleanup.policy": "delete", "retention.ms": "-1"})
+    segments(log, "t", MERGED + 1)
+    before = contents(log)
+    assert len(log.store_state().objects) == 2 * (MERGED + 1)
+    done = store_manager.merge_due(log, now_ms=NOW_MS)
+    assert [(each.objects, each.segments, each.is_lost) for each in done] == [
+        (MERGED, 1, False)
+    ] * 2
+    assert len(log.store_state().objects) == 2 * 2
+    assert contents(log) == before
+    assert store_manager.merge_due(log, now_ms=NOW_MS) == []
+
+
+def test_a_clean_section_is_not_merged(log: ObjectLog) -> None:
+    log.create_topic("t", 2)
+    segments(log, "t", MERGED)
+    store_manager.clean(log, force=True, now_ms=NOW_MS)
+    number = log.state().number
+    assert store_manager.merge_due(log, now_ms=NOW_MS) == []
+    assert log.state().number == number
+
+
+def test_fresh_objects_are_counted_with_their_ages_and_the_gap_between_them(
+    log: ObjectLog,
+) -> None:
+    log.create_topic("t", 2)
+    log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
+    log.append("t", [(b"k", b"v")], now_ms=NOW_MS + 6000)
+    found = fresh_of(log.store_state(), NOW_MS + 10_000)
+    assert (found.count, found.partitions, found.alone) == (2, 1, 0)
+    assert (found.oldest_ms, found.waited_ms, found.gap_ms) == (NOW_MS, 14_000, 5000)
+    regrouped(log)
+    log.append("t", [(b"k", b"v")], now_ms=NOW_MS + 60_000)
+    found = fresh_of(log.store_state(), NOW_MS + 60_000)
+    assert (found.count, found.alone, found.gap_ms) == (1, 1, HOUR_MS // 3)
+
+
+def test_a_regroup_is_awaited_by_a_partition_that_is_due(log: ObjectLog) -> None:
+    log.create_topic("t", 1)
+    log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
+    assert regroup_of(log.store_state(), NOW_MS + 59_999).code == "young"
+    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "awaited"
+    log.alter_topic("t", {"cleanup.policy": "delete"})
+    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "cheap"
+
+
+def test_a_cleaner_collects_dead_objects_at_once_and_lists_once_an_hour(log: ObjectLog) -> None:
+    log.create_topic("t", 2)
+    fill(log, "t", 2)
+    regrouped(log)
+    assert manager.sweep(log, now_ms=NOW_MS) == 0
+    before = Counter(log.client.counts)
+    assert manager.sweep(log, now_ms=NOW_MS + HOUR_MS - 1) == 0
+    assert Counter(log.client.counts) - before == {"GET": 1}
+    assert DELETE_DELAY_MS == HOUR_MS
+    assert manager.sweep(log, now_ms=NOW_MS + HOUR_MS) == 6
+    counts = Counter(log.client.counts)
+    assert manager.sweep(log, now_ms=NOW_MS + 2 * HOUR_MS) == 0
+    assert (Counter(log.client.counts) - counts)["LIST"] == 5
+
+
+def test_a_log_is_clean_only_without_dirty_records(log: ObjectLog) -> None:
+    log.create_topic("t", 1)
+    fill(log, "t", 1)
+    store_manager.clean(log, force=True, now_ms=NOW_MS)
+    (found,) = status_store(log.store_state(), NOW_MS)
+    assert (found.state, found.reason, found.dirty_bytes) == ("clean", None, 0)
+    log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
+    (found,) = status_store(log.store_state(), NOW_MS)
+    assert found.state == "not due" and "min.cleanable.dirty.ratio" in str(found.reason)
+    (explained,) = explain_store(log.store_state(), "t", NOW_MS)
+    assert explained.answer == "is not cleaned now"
+    assert [each.code for each in explained.findings] == ["ratio", "fresh", "figures"]
+    assert plan_of(log.store_state(), "t", 0, NOW_MS).figures["freshBytes"] > 0
+
+
+def test_a_report_counts_the_requests_of_one_read(log: ObjectLog) -> None:
+    log.create_topic("t", 12)
+    fill(log, "t", 12, commits=3)
+    found = report(log.store_state(), NOW_MS)
+    assert (found.objects, found.fresh_objects, found.dead_objects) == (3, 3, 0)
+    assert (found.read_requests, found.read_amplification) == (12, 1.0)  # three objects, four tasks
+    assert found.write_amplification == 1.0
+    regrouped(log)
+    found = report(log.store_state(), NOW_MS)
+    assert (found.fresh_objects, found.dead_objects, found.read_requests) == (0, 3, 12)
+    assert found.deleted_from_ms == NOW_MS + HOUR_MS
+    assert found.write_amplification == 2.0
+
+
+def test_status_and_explain_of_python_are_those_of_the_command(log: ObjectLog) -> None:
+    log.create_topic("t", 1)
+    fill(log, "t", 1)
+    with kafkalog.open(str(log.address)) as opened:
+        assert opened.status(now_ms=NOW_MS) == status_store(log.store_state(), NOW_MS)
+        assert opened.explain("t", now_ms=NOW_MS) == explain_store(log.store_state(), "t", NOW_MS)

@@ -46,7 +46,7 @@ class _IndexFile(ABC):
 
     def __init__(self, place: Path | Callable[[], bytes], base_offset: int) -> None:
         """Name a file, which need not exist, or give what loads its content."""
-        self._place = place
+        self.place = place
         self.base_offset = base_offset
 
     def last_entry(self) -> tuple[int, int] | None:
@@ -88,11 +88,11 @@ class _IndexFile(ABC):
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[ByteSource]:
-        if not isinstance(self._place, Path):
-            yield HeldBytes(self._place())
+        if not isinstance(self.place, Path):
+            yield HeldBytes(self.place())
             return
         try:
-            fd = files.open_to_read(self._place)
+            fd = files.open_to_read(self.place)
         except (FileNotFoundError, PermissionError):
             yield HeldBytes(b"")
             return

@@ -106,7 +106,7 @@ def test_a_log_is_clean_only_without_dirty_records(log: ObjectLog) -> None:
     (found,) = status_store(log.store_state(), NOW_MS)
     assert found.state == "not due" and "min.cleanable.dirty.ratio" in str(found.reason)
     (explained,) = explain_store(log.store_state(), "t", NOW_MS)
-    assert explained.answer == "is not cleaned now"
+    assert explained.answer == "is not due"
     assert [each.code for each in explained.findings] == ["ratio", "fresh", "figures"]
     assert plan_of(log.store_state(), "t", 0, NOW_MS).figures["freshBytes"] > 0
 

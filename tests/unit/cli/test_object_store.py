@@ -75,7 +75,7 @@ def test_a_partition_whose_records_cannot_be_cleaned_yet_is_not_clean(
     assert sorted(row["state"] for row in partitions) == ["clean", "not due"]
     explained = kafkalog("explain", url, "t", "--json").json
     (waiting,) = (row for row in explained if row["findings"][0]["code"] == "lag")
-    assert waiting["answer"] == "is not cleaned now" and not waiting["due"]
+    assert waiting["answer"] == "is not due" and not waiting["due"]
     assert waiting["findings"][0]["untilMs"] is not None
     assert [each["code"] for each in waiting["findings"]] == ["lag", "fresh", "figures"]
     assert "dirtyRatio" in waiting["findings"][-1]["sentence"]

@@ -43,12 +43,17 @@ def cut(directory: Path, base: int, end: int, *, size: int = 100_000) -> None:
     ).close()  # fmt: skip
 
 
+def file_of(index: OffsetIndex | TimeIndex) -> Path:
+    assert isinstance(index.place, Path)
+    return index.place
+
+
 def entries(index: OffsetIndex | TimeIndex) -> list[tuple[int, int]]:
     """Return what an index file of whole entries has, offsets in both kinds counted from 0."""
     if isinstance(index, OffsetIndex):
-        pairs = struct.iter_unpack(">ii", index.path.read_bytes())
+        pairs = struct.iter_unpack(">ii", file_of(index).read_bytes())
         return [(index.base_offset + relative, position) for relative, position in pairs]
-    pairs = struct.iter_unpack(">qi", index.path.read_bytes())
+    pairs = struct.iter_unpack(">qi", file_of(index).read_bytes())
     return [(timestamp, index.base_offset + relative) for timestamp, relative in pairs]
 
 
@@ -58,7 +63,7 @@ def time_lookup(times: TimeIndex, timestamp: int) -> int:
 
 
 def append(index: OffsetIndex | TimeIndex, data: bytes) -> None:
-    index.path.write_bytes(index.path.read_bytes() + data)
+    file_of(index).write_bytes(file_of(index).read_bytes() + data)
 
 
 def test_entries_are_kafkas_bytes() -> None:
@@ -105,13 +110,13 @@ def test_entries_at_or_above_a_cut_go(
     offset_index: OffsetIndex, time_index: TimeIndex, offset: int
 ) -> None:
     append(offset_index, bytes(80))
-    cut(offset_index.path.parent, BASE, max(offset, BASE))
+    cut(file_of(offset_index).parent, BASE, max(offset, BASE))
     assert entries(offset_index) == [entry for entry in OFFSETS if entry[0] < offset]
     assert entries(time_index) == [entry for entry in TIMES if entry[1] < offset]
 
 
 def test_entries_of_bytes_that_are_cut_off_go_too(offset_index: OffsetIndex) -> None:
-    cut(offset_index.path.parent, BASE, 2000, size=400)
+    cut(file_of(offset_index).parent, BASE, 2000, size=400)
     assert entries(offset_index) == OFFSETS[:2]
 
 

@@ -18,7 +18,7 @@ from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import index_entries, segment_bases, time_index_entries
 from tests.builders.segment_files import name
-from tests.unit.storage_engine.test_index import cut, entries, time_lookup
+from tests.unit.storage_engine.test_index import cut, entries, file_of, time_lookup
 
 BASE = 45
 COUNT = 30
@@ -91,10 +91,10 @@ def test_a_cut_index_ends_below_the_cut_and_takes_the_next_entry(
 ) -> None:
     index = write_offsets(tmp_path, [(i, i) for i in range(1, 10)], base=0)
     cut(tmp_path, 0, end)
-    data = index.path.read_bytes()
+    data = file_of(index).read_bytes()
     assert index.last_entry() == (None if last is None else (last, last))
     assert index.lookup(10) == (last or 0)
-    index.path.write_bytes(data + struct.pack(">ii", end + 1, end + 1))
+    file_of(index).write_bytes(data + struct.pack(">ii", end + 1, end + 1))
     assert index.last_entry() == (end + 1, end + 1)
 
 

@@ -105,7 +105,7 @@ def copy(
     transactions and log starts stay, as do ids and configs of topics that the destination does not
     have. `progress` is called with how many offsets are done, and of how many. Returns what was
     added per partition. Raises InvalidInputError for a destination that is not a copy of the
-    source, UnknownTopicError, CorruptBatchError, StorageError. What was committed before stays.
+    source, UnknownTopicError, CorruptBatchError, StorageError. The commits before the error stay.
     """
     from kafkalog.storage_engine.copying import copy as copying
     from kafkalog.storage_engine.log.log_engine import now_of

@@ -6,8 +6,8 @@ Regrouping weighs reads against writes. Each read of a fresh object costs a GET 
 object is regrouped. A regroup writes a segment object, with one beside it, for each partition that
 has fresh records, and costs the same for few records as for many. It is due once the reads, up to
 the next object, will have cost what the regroup costs. With steady arrivals and reads no other
-interval is cheaper. What grows with the number of objects is paid at any interval, so it has no
-say: one GET for each object, and one segment object for each 64 MiB.
+interval is cheaper. Costs that grow with the number of objects are the same at any interval, so
+they do not count: a GET for each object, and a segment object for each 64 MiB.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REST, REGROUP, CLEAN, MERGE = "rest", "regroup", "clean", "merge"
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do next, why, and the figures that decided."""
+    """The next act, its reason, and the figures that decided."""
 
     act: str
     """`rest`, `regroup`, `clean` or `merge`."""

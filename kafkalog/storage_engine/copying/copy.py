@@ -35,7 +35,7 @@ WRITER_ID: Final = "kafkalog-copy"
 
 @dataclass(frozen=True, slots=True)
 class CopiedPartition:
-    """What a copy has added to a partition."""
+    """The records that a copy has added to a partition."""
 
     topic: str
     partition: int
@@ -58,7 +58,7 @@ def copy(
 
     `progress` is called with how many offsets are done, and of how many. Raises InvalidInputError
     for a destination that is not a beginning of the source, UnknownTopicError, CorruptBatchError,
-    StorageError, CommitInDoubtError. What was committed before stays, and a later call goes on.
+    StorageError, CommitInDoubtError. The commits before the error stay; a later call continues.
     """
     destination.check_writable()
     if source.root == destination.root:

@@ -41,7 +41,8 @@ _DIGESTS: Final = (
 )
 _HASHES: Final = (
     "key indexes (kl-*.keys, or a part of a .side object) hold 33 bits of a hash of each key of "
-    "their segment, under a secret in the same file; they are replaced with the segment, so no hash outlives its record"
+    "their segment, under a secret in the same file; they are replaced with the segment, so no "
+    "hash outlives its record"
 )
 _PARTITIONS_SHOWN: Final = 8
 _NOT_LOOKED_AT: Final = (

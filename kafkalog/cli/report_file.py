@@ -21,7 +21,8 @@ def reserved(given: Path | None, stem: str, root: Path | str) -> Iterator[Path]:
 
     The default path is `STEM-TIME.json` in the working directory. An empty file with a temporary
     name reserves it; a killed run leaves that file. `root` is the log's directory or address.
-    Raises InvalidInputError for a path in the log, an existing file, or a path that cannot be written.
+    Raises InvalidInputError for a path in the log, an existing file, or a path that cannot be
+    written.
     """
     path = _free(stem) if given is None else given
     check_outside(path, [root] if isinstance(root, Path) else [], "a report", "--report")

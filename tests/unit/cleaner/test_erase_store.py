@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -17,14 +16,15 @@ from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.erasure.erase import Erasure, erase
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
+from kafkalog.erasure.store_scan import StoreScan
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.records.record_batches import record_batches
+from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.staging_target import AttemptName
 from tests.unit.cleaner.store_copy import copy_segments
 from tests.unit.cleaner.test_store_cleaner import named, new_log, records, stored
 from tests.unit.cleaner.transactional_log import Log
@@ -105,9 +105,9 @@ def test_no_object_of_the_store_has_the_key_afterwards(log: ObjectLog) -> None:
     assert found.is_erased and found.before.found >= 4
     assert objects_with(log) == []
     assert others(log) == before
-    assert {KEY.encode(), LONGER.encode()} & {k for r in records(log).values() for _, k, _ in r} == {
-        LONGER.encode()
-    }
+    assert {KEY.encode(), LONGER.encode()} & {
+        k for r in records(log).values() for _, k, _ in r
+    } == {LONGER.encode()}
     assert named(log) == stored(log)
 
 
@@ -189,7 +189,8 @@ def test_who_waits_for_dropped_objects_is_told_until_when(log: ObjectLog) -> Non
     found = erased(log, now=False, wait=waited.append)
     assert waited == [NOW + 9000]  # a mixed object stays for the longest delay of all topics
     assert not any("was replaced" in one.sentence for one in found.after.residuals)
-    assert {*log.store_state().dead} & {str(one.file.path) for one in found.before.files} == set()
+    holders = {str(one.file.path) for one in found.before.files if one.found}
+    assert holders and not holders & {*log.store_state().dead}
 
 
 def test_the_collector_of_another_process_deletes_what_was_dropped(log: ObjectLog) -> None:
@@ -203,18 +204,12 @@ def test_the_collector_of_another_process_deletes_what_was_dropped(log: ObjectLo
 # --- what else has the key -----------------------------------------------------------------------
 
 
-def stage(log: ObjectLog) -> Any:
-    target = log.staging_target(AttemptName("w", 1, 0, 1))
-    writer = StagedWriter(target, log.state(), now_ms=lambda: NOW)
-    writer.append("t", rows_of([(KEY, "staged")]))
+def stage(log: ObjectLog, topic: str = "t") -> StagedMessage:
+    """Do as a task that has written a record of the key, and has not committed it."""
+    writer = StagedWriter(log, log.state(), now_ms=lambda: NOW)
+    for rows in record_batches([(KEY, "staged")]):
+        writer.append(topic, rows)
     return writer.finish()
-
-
-def rows_of(rows: list[tuple[str, str]]) -> Any:
-    from kafkalog.storage_engine.records.record_batches import record_batches
-
-    (batch,) = record_batches(rows)
-    return batch
 
 
 def test_an_object_that_is_not_committed_is_named_and_its_commit_brings_the_key_back(
@@ -234,10 +229,7 @@ def test_an_object_that_is_not_committed_is_named_and_its_commit_brings_the_key_
 def test_orphans_of_the_topic_alone_are_read_by_their_footer(log: ObjectLog) -> None:
     log.create_topic("t", 1, PLAIN)
     log.create_topic("others", 1, PLAIN)
-    target = log.staging_target(AttemptName("w", 1, 0, 1))
-    writer = StagedWriter(target, log.state(), now_ms=lambda: NOW)
-    writer.append("others", rows_of([(KEY, "theirs")]))
-    message = writer.finish()
+    message = stage(log, "others")
     assert occurrences(log).residuals == ()
     log.commit([message], now_ms=NOW)
     assert occurrences(log).residuals == ()
@@ -257,9 +249,14 @@ def test_an_object_that_is_damaged_is_no_proof(log: ObjectLog) -> None:
     (name,) = log.store_state().objects
     found = log.client.get(name)
     assert found is not None
-    log.client.put_unique(name, found.data[:-1] + bytes([found.data[-1] ^ 1]))
-    (left,) = erased(log).after.residuals
-    assert str(left.path) == name and "content is unknown" in left.sentence
+    data = bytearray(found.data)
+    for place in (-1, layout.BATCH_OVERHEAD + 3):  # of the footer, then of a batch as well
+        data[place] ^= 1
+        log.client.put_unique(name, bytes(data))
+        left = occurrences(log).residuals
+        assert {str(one.path) for one in left} == {name}
+        assert all("content is unknown" in one.sentence for one in left)
+    assert not erased(log).is_erased
 
 
 def test_an_object_that_is_missing_is_no_proof(log: ObjectLog) -> None:
@@ -299,9 +296,40 @@ def test_a_lag_is_named(log: ObjectLog) -> None:
     assert objects_with(log) == []
 
 
-def imported(path: Path, work: Callable[[Log], None]) -> ObjectLog:
-    """Copy a local log with transactions into a store."""
-    raise NotImplementedError
+def copied(local: Log, stored: ObjectLog) -> None:
+    """Copy what is new in a local log with transactions into a store."""
+    with local.engine.transaction() as transaction:
+        transaction.roll("t", 0, NOW)
+        transaction.publish(NOW)
+    copy_segments(local.engine, stored, "t", 0)
+
+
+def test_records_of_aborted_transactions_go_and_control_records_are_none(
+    log: ObjectLog, tmp_path: Path
+) -> None:
+    local = Log.create(tmp_path / "log")
+    log.create_topic("t", 1, PLAIN)
+    local.transact(1, 7, 8)
+    local.abort(1)
+    local.data(9)
+    copied(local, log)
+    assert occurrences(log, "7").found == 1
+    found = erased(log, "7")
+    assert (found.deletions, found.is_erased) == ({}, True)
+    assert [key for _, key, _ in records(log)["t", 0]] == [b"9"]
+
+
+def test_an_open_transaction_is_named(log: ObjectLog, tmp_path: Path) -> None:
+    local = Log.create(tmp_path / "log")
+    log.create_topic("t", 1, PLAIN)
+    local.data(7)
+    local.data(7, producer=1, transactional=True, tombstones=True)
+    copied(local, log)
+    found = erased(log, "7")
+    assert (found.deletions, found.is_erased) == ({}, False)
+    assert any(
+        "A transaction is open from offset 1" in one.sentence for one in found.after.residuals
+    )
 
 
 # --- others at work ------------------------------------------------------------------------------
@@ -340,16 +368,16 @@ def test_a_collector_during_the_search_hides_no_record(
 ) -> None:
     """Objects are swapped and deleted after they were listed, and before they are read."""
     fill(log)
-    other, pieces, acts = ObjectLog(log.address), log.client.pieces, [True]
+    other, fetched, acts = ObjectLog(log.address), StoreScan._fetched, [True]
 
-    def late(*given: Any) -> Any:
+    def late(scan: StoreScan, wanted: Any) -> Any:
         while acts:
             acts.pop()
             store_manager.clean(other, "t", force=True, now_ms=NOW)
             store_manager.sweep(other, now_ms=NOW + HOUR)
-        return pieces(*given)
+        return fetched(scan, wanted)
 
-    monkeypatch.setattr(log.client, "pieces", late)
+    monkeypatch.setattr(StoreScan, "_fetched", late)
     found = occurrences(log)
     assert found.record_number == log.state().number
     assert {one.file.kind for one in found.files if one.found} == {FileKind.LOG}
@@ -395,4 +423,3 @@ def test_python_erases_in_an_object_store_as_in_a_directory(log: ObjectLog) -> N
         assert opened.occurrences("t", [KEY], now_ms=NOW).found
         assert opened.erase("t", [KEY], now=True, now_ms=NOW).is_erased
         assert opened.occurrences("t", [KEY], now_ms=NOW).residuals == ()
-    assert dataclasses.is_dataclass(Erasure) and STAGED_RETENTION_MS

@@ -5,13 +5,13 @@ cleaned. Another cleaner may be quicker at any time: then it is tried again upon
 written. The swaps drop the objects that had the keys. A collector deletes them after
 `file.delete.delay.ms`; an erasure that waits for that time, or must not wait, does it itself.
 
-A cleaner that was killed before its swap leaves orphans. A sweep deletes them after seven days. An
-erasure that must not wait sweeps those with the keys at once.
+A cleaner that was killed before its swap leaves orphans, and so does an erasure before its commit.
+A sweep deletes them after seven days. An erasure that must not wait sweeps those with the keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.schedule import store_manager
@@ -25,6 +25,7 @@ from kafkalog.storage_engine.object_store.collector import (
     delete_orphans,
     deleted_after,
 )
+from kafkalog.storage_engine.object_store.object_log import APPEND
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
 
 if TYPE_CHECKING:
@@ -56,11 +57,7 @@ class StoreErasure:
         self._config = config
         self._holders = {str(one.file.path) for one in before.files if not one.is_clear}
         """Objects that have the keys, or may have them."""
-        self._orphans = {
-            str(one.file.path)
-            for one in before.files
-            if one.found and one.file.kind is FileKind.UNFINISHED
-        }
+        self._orphans = {*_left_by_cleaners(before), *_left_by_erasures(before)}
 
     def clean(
         self,
@@ -133,7 +130,7 @@ class StoreErasure:
         """Delete dropped objects that had the keys: with `now` at once, or after their time.
 
         `wait` receives the time until which they stay, and returns then; without it they stay.
-        With `now`, orphans of cleaners that had the keys go too. Raises StorageError.
+        With `now`, orphans of cleaners and erasures that had the keys go too. Raises StorageError.
         """
         state = self._log.store_state()
         cleaned = tuple(f"{self._topic_id}-{number}-" for number in partitions)
@@ -149,5 +146,24 @@ class StoreErasure:
         if dropped and (now or wait is not None):
             delete_dead(self._log, now_ms=self._clock(), names=dropped)
         if now and self._orphans:
-            both = [each for name in self._orphans for each in (name, layout.stored_side(name))]
-            delete_orphans(self._log, both, now_ms=self._clock())
+            sides = [layout.stored_side(n) for n in self._orphans if layout.is_stored_segment(n)]
+            delete_orphans(self._log, [*self._orphans, *sides], now_ms=self._clock())
+
+
+def _left_by_cleaners(found: Occurrences) -> Iterator[str]:
+    """Yield the segment objects with the keys that no commit names."""
+    for one in found.files:
+        if one.found and one.file.kind is FileKind.UNFINISHED:
+            yield str(one.file.path)
+
+
+def _left_by_erasures(found: Occurrences) -> Iterator[str]:
+    """Yield the objects with nothing but tombstones of the keys that no commit names.
+
+    No task wrote them: an erasure did, which was killed before its commit.
+    """
+    others = {str(one.file.path) for one in found.files if one.records > one.deletions}
+    for one in found.files:
+        is_staged = one.file.kind is FileKind.STAGED and one.file.path.name.startswith(f"{APPEND}-")
+        if one.found and is_staged and str(one.file.path) not in others:
+            yield str(one.file.path)

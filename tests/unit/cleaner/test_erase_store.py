@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ def log() -> ObjectLog:
     return new_log()
 
 
-def fill(log: ObjectLog, partitions: int = 2, **config: str) -> None:
+def fill(log: ObjectLog, config: Mapping[str, str] = PLAIN) -> None:
     """A topic with the key in cleaned, regrouped, dropped and fresh objects, among other keys."""
-    log.create_topic("t", partitions, {**PLAIN, **config})
+    log.create_topic("t", 2, {**PLAIN, **config})
     log.create_topic("others", 1, PLAIN)
     for turn in range(3):
         rows = [(f"user-{number}", f"turn {turn}") for number in range(4705, 4715)]
@@ -183,7 +183,7 @@ def test_dropped_objects_are_named_with_the_time_until_which_they_stay(log: Obje
 
 
 def test_who_waits_for_dropped_objects_is_told_until_when(log: ObjectLog) -> None:
-    fill(log, **{"file.delete.delay.ms": "5000"})
+    fill(log, {"file.delete.delay.ms": "5000"})
     log.alter_topic("others", {"file.delete.delay.ms": "9000"})
     waited: list[int] = []
     found = erased(log, now=False, wait=waited.append)

@@ -113,7 +113,7 @@ def test_erase_reports_objects_as_it_does_files(
     assert first.status == 1
     (report,) = first.json
     assert any("file.delete.delay.ms (1 hour)" in one["what"] for one in report["after"]["left"])
-    assert report["deletionsLeft"][0]["nextOffset"] == 2
+    assert report["deletionsLeft"][0]["nextOffset"] == 3
     done, local = (
         kafkalog("erase", path, "t", "--key", "a", "--now", "--json")
         for path in (url, tmp_path / "log")

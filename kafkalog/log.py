@@ -379,16 +379,17 @@ class KafkaLog:
 
         Text is UTF-8. Unless `now`, a tombstone stays for its `delete.retention.ms`, and is found.
         Erase again later: that writes nothing more. With `now` a follower that has not read the
-        tombstone by then keeps the key for good. Replaced files stay for `file.delete.delay.ms`:
-        `wait` is called with the time until which they stay, and returns then. Without `wait` they
-        are found, unless `now`. `strict` counts records of other keys that mention one. Raises
-        InvalidInputError, UnknownTopicError, StorageError.
+        tombstone by then keeps the key for good. Replaced files, or dropped objects of an object
+        store, stay for `file.delete.delay.ms`: `wait` is called with the time until which they
+        stay, and returns then. Without `wait` they are found, unless `now`. `strict` counts records
+        of other keys that mention one. Raises InvalidInputError, UnknownTopicError, StorageError.
         """
         from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
         from kafkalog.erasure.erase import erase
 
+        self._check_open()
         return erase(
-            engine_of(self),
+            self._engine,
             topic,
             ErasedKeys(keys),
             now=now,
@@ -408,7 +409,7 @@ class KafkaLog:
         now_ms: int | None = None,
         progress: Callable[[int, int], None] = lambda done, of: None,
     ) -> Occurrences:
-        """Search every file of a topic for what there is of keys, and change nothing.
+        """Search every file or object of a topic for what there is of keys, and change nothing.
 
         `progress` is called with how many bytes are done, and of how many. Raises
         UnknownTopicError, and InvalidInputError when the log is closed.
@@ -418,7 +419,7 @@ class KafkaLog:
 
         self._check_open()
         return find_occurrences(
-            engine_of(self),
+            self._engine,
             topic,
             ErasedKeys(keys),
             clock=_clock(now_ms),

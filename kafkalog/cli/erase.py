@@ -3,7 +3,8 @@
 It writes tombstones, cleans the partitions by force, and waits until replaced files may be removed.
 Then it reads every file of the topic and of the root, batches record by record, other files byte by
 byte. It says which files it has read and as of which commit. It writes a dated report, which names
-keys by their digests. --dry-run only searches; it writes a report if --report names one.
+keys by their digests. --dry-run only searches; it writes a report if --report names one. In an
+object store it does the same with objects: it deletes those that a cleaning has dropped.
 
 A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as an
 occurrence: the exit status is 1, and the report says when to run the same command again. --now
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath, Topic
-from kafkalog.cli.app.opened import open_readable_directory, open_writable_directory
+from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.report_file import reserved
 from kafkalog.cli.terminal.output import (
     Encoding,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.erase import Erasure
     from kafkalog.erasure.occurrences import Occurrences
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 EXAMPLES: Final = (
     "kafkalog erase /data/shop customers 4711 --dry-run",
@@ -112,7 +113,7 @@ def command(
     given = [*(keys or ()), *(key or ())]
     erased = ErasedKeys(_keys(given, keys_from, encoding))
     erasure: Erasure | None = None
-    with open_readable_directory(path) if dry_run else open_writable_directory(path) as log:
+    with open_readable(path) if dry_run else open_writable(path) as log:
         log.describe(topic)
         stem = f"kafkalog-erase-{topic}"
         reserving = reserved(report, stem, log.root) if is_wanted else contextlib.nullcontext()
@@ -153,7 +154,7 @@ def command(
     return 0 if found["erased"] else 1
 
 
-def _look(log: Engine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
+def _look(log: LogEngine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
     from kafkalog.erasure.occurrences import find_occurrences
     from kafkalog.storage_engine.fs import clock
 
@@ -233,7 +234,7 @@ class _Bars:
         of = max(0, until_ms - clock.now_ms())
         if of > _SHOWN_WAIT_MS:
             note(
-                f"kafkalog: replaced files are kept for readers until {utc_time(until_ms)} "
+                f"kafkalog: what was replaced is kept for readers until {utc_time(until_ms)} "
                 "(file.delete.delay.ms): waiting; --no-wait leaves them"
             )
         while (left := until_ms - clock.now_ms()) > 0:

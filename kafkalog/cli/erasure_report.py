@@ -10,6 +10,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.filesize import decimal
@@ -19,12 +20,11 @@ from kafkalog.cleaner.report.explain import utc_time
 from kafkalog.cleaner.rewrite.erased_keys import BYTES_MIN
 from kafkalog.cli.terminal.output import counted, json_row
 from kafkalog.erasure.residuals import ERASE
-from kafkalog.erasure.topic_files import FileKind
+from kafkalog.erasure.topic_files import LIVE, FileKind
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store.address import is_store_url
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.erase import Erasure
     from kafkalog.erasure.occurrences import Occurrences
@@ -40,8 +40,9 @@ _DIGESTS: Final = (
     "personal data, the digests are too"
 )
 _HASHES: Final = (
-    "key indexes (kl-*.keys) hold 33 bits of a hash of each key of their segment, under a secret "
-    "in the same file; they are replaced with the segment, so no hash outlives its record"
+    "key indexes (kl-*.keys, or a part of a .side object) hold 33 bits of a hash of each key of "
+    "their segment, under a secret in the same file; they are replaced with the segment, so no "
+    "hash outlives its record"
 )
 _PARTITIONS_SHOWN: Final = 8
 _NOT_LOOKED_AT: Final = (
@@ -51,10 +52,18 @@ _NOT_LOOKED_AT: Final = (
     "blocks of the disk that removed files had, and files that a process still has open",
     "file names; values and headers in another text encoding, or compressed by their writer",
 )
+_NOT_LOOKED_AT_IN_STORE: Final = (
+    _NOT_LOOKED_AT[0],
+    "copies outside of this address: replicas and inventories of the bucket, backups, sinks, "
+    "tables, checkpoints and state of streaming queries",
+    "earlier versions of deleted objects, where the bucket keeps versions or has soft deletes, and "
+    "unfinished multipart uploads",
+    "names of objects; values and headers in another text encoding, or compressed by their writer",
+)
 
 
 def report(
-    root: Path,
+    root: Path | str,
     topic: str,
     keys: ErasedKeys,
     before: Occurrences,
@@ -74,7 +83,7 @@ def report(
         "kafkalog": kafkalog.__version__,
         "time": utc_time(last.ended_ms),
         "timeMs": last.ended_ms,
-        "path": str(root.resolve()),
+        "path": str(root.resolve() if isinstance(root, Path) else root),
         "topic": topic,
         "dryRun": erasure is None,
         "now": now,
@@ -101,7 +110,7 @@ def report(
         "deletionsLeft": [] if erasure is None else _deletions_left(erasure.after),
         "notes": [*_notes(keys, before, last, now=now, strict=strict)],
         "about": [_DIGESTS, _HASHES],
-        "notLookedAt": list(_NOT_LOOKED_AT),
+        "notLookedAt": [*(_NOT_LOOKED_AT if isinstance(root, Path) else _NOT_LOOKED_AT_IN_STORE)],
     }
 
 
@@ -121,7 +130,7 @@ def _deletions_left(occurrences: Occurrences) -> list[dict[str, Any]]:
     left: dict[int, dict[str, Any]] = {}
     for file in occurrences.files:
         number = file.file.partition
-        if number is None or file.horizon_ms is None or file.file.kind is not FileKind.LOG:
+        if number is None or file.horizon_ms is None or file.file.kind not in LIVE:
             continue
         known = left.setdefault(number, {"partition": number, "nextOffset": 0, "untilMs": 0})
         known["nextOffset"] = max(known["nextOffset"], file.last_offset + 1)
@@ -134,7 +143,7 @@ def _deletions_left(occurrences: Occurrences) -> list[dict[str, Any]]:
     ]
 
 
-def _look(occurrences: Occurrences, root: Path, *, is_dry: bool) -> dict[str, Any]:
+def _look(occurrences: Occurrences, root: Path | str, *, is_dry: bool) -> dict[str, Any]:
     return {
         "began": utc_time(occurrences.began_ms),
         "beganMs": occurrences.began_ms,
@@ -144,7 +153,7 @@ def _look(occurrences: Occurrences, root: Path, *, is_dry: bool) -> dict[str, An
             "journalRecord": occurrences.record_number,
             "highWatermarks": {str(n): end for n, end in occurrences.high_watermarks.items()},
         },
-        "files": len(occurrences.files),
+        "files": occurrences.file_count,
         "bytes": occurrences.bytes,
         "records": occurrences.records,
         "recordsFound": occurrences.found,
@@ -164,7 +173,7 @@ def _look(occurrences: Occurrences, root: Path, *, is_dry: bool) -> dict[str, An
     }
 
 
-def _left(one: Residual, root: Path, *, is_dry: bool) -> dict[str, Any]:
+def _left(one: Residual, root: Path | str, *, is_dry: bool) -> dict[str, Any]:
     return {
         "file": _name(one, root),
         "partition": one.partition,
@@ -175,8 +184,8 @@ def _left(one: Residual, root: Path, *, is_dry: bool) -> dict[str, Any]:
     }
 
 
-def _name(one: Residual, root: Path) -> str:
-    is_below = one.path.is_relative_to(root)
+def _name(one: Residual, root: Path | str) -> str:
+    is_below = isinstance(root, Path) and one.path.is_relative_to(root)
     return str(one.path.relative_to(root)) if is_below else str(one.path)
 
 
@@ -242,7 +251,8 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 def last_lines(found: dict[str, Any], path: str) -> Iterator[str]:
     """Yield the result and the next steps; `path` is the log's, as it was given."""
     look = found["before"] if found["dryRun"] else found["after"]
-    yield f"as of    {_as_of(look, found['topic'])}"
+    unit = "commit {}" if is_store_url(path) else "record {} of the journal"
+    yield f"as of    {_as_of(look, found['topic'], unit)}"
     count = counted(len(found["keys"]), "key")
     if found["dryRun"]:
         there = sum(key["before"] > 0 for key in found["keys"])
@@ -270,13 +280,13 @@ def _next_steps(found: dict[str, Any], path: str) -> Iterator[str]:
     yield f"next     2. then the same command with --now; or, without it, again {when}"
 
 
-def _as_of(look: dict[str, Any], topic: str) -> str:
-    """Return `record 7 of the journal (t-0 to offset 5, t-1 to offset 8)`."""
+def _as_of(look: dict[str, Any], topic: str, unit: str) -> str:
+    """Return `record 7 of the journal (t-0 to offset 5, t-1 to offset 8)`, or `commit 7 (...)`."""
     as_of = look["asOf"]
     ends = [f"{topic}-{number} to offset {end}" for number, end in as_of["highWatermarks"].items()]
     if as_of["journalRecord"] is None:
         return _listed(ends)
-    return f"record {as_of['journalRecord']} of the journal ({_listed(ends)})"
+    return f"{unit.format(as_of['journalRecord'])} ({_listed(ends)})"
 
 
 def _listed(texts: list[str]) -> str:

@@ -16,15 +16,16 @@ from kafkalog.storage_engine.fs import clock, files
 
 
 @contextlib.contextmanager
-def reserved(given: Path | None, stem: str, root: Path) -> Iterator[Path]:
+def reserved(given: Path | None, stem: str, root: Path | str) -> Iterator[Path]:
     """Yield a path that can be written, so that a long run does not fail at its end.
 
     The default path is `STEM-TIME.json` in the working directory. An empty file with a temporary
-    name reserves it; a killed run leaves that file. Raises InvalidInputError for a path in the log,
-    an existing file, or a path that cannot be written.
+    name reserves it; a killed run leaves that file. `root` is the log's directory or address.
+    Raises InvalidInputError for a path in the log, an existing file, or a path that cannot be
+    written.
     """
     path = _free(stem) if given is None else given
-    check_outside(path, [root], "a report", "--report")
+    check_outside(path, [root] if isinstance(root, Path) else [], "a report", "--report")
     if path.exists() or path.is_symlink():
         raise InvalidInputError(f"{path}: exists already; name another file with --report")
     temporary = _temporary(path)

@@ -5,6 +5,9 @@ already. Then these partitions are cleaned by force, and replaced files are remo
 stay for `delete.retention.ms`: a follower that has not read them keeps the keys. With `now`, the
 tombstones of these keys go at once.
 
+Of a log in an object store the partitions are regrouped first, and the objects that a swap has
+dropped are the replaced files.
+
 The last scan proves that no file has the keys as of a commit, which it names. A writer that writes
 a key again, or commits a staged file with it, brings it back.
 """
@@ -26,10 +29,13 @@ from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
-from kafkalog.erasure.topic_files import FileKind, topic_files
+from kafkalog.erasure.store_erasure import StoreErasure
+from kafkalog.erasure.topic_files import LIVE, FileKind, topic_files
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.segment.segments import sweep_deleted
 
 if TYPE_CHECKING:
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 _NO_RECORD, _DATA, _DELETION = 0, 1, 2
 Progress = Callable[[str, int, int], None]
@@ -68,7 +75,7 @@ class Erasure:
 
 
 def erase(
-    engine: Engine,
+    engine: LogEngine,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -110,30 +117,32 @@ def erase(
     touched = {
         one.file.partition
         for one in before.files
-        if one.found and one.file.kind in (FileKind.LOG, FileKind.UNFINISHED)
+        if one.found and one.file.kind in (*LIVE, FileKind.UNFINISHED)
     }
     partitions = sorted(number for number in touched if number is not None)
     deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
-    heal_first_dirty_offsets(engine, now_ms=clock())
-    cleanings: list[CleanerStats] = []
-    for number in partitions:
-        size = _bytes_to_clean(engine, topic, number, clock())
-        cleaner = PartitionCleaner(
-            engine=engine,
-            now_ms=clock(),
+    erased = keys if now else None
+    if isinstance(engine, ObjectLog):
+        store = StoreErasure(engine, topic, before, clock=clock, config=config)
+        cleanings = store.clean(partitions, erased, partial(_tell, progress))
+    else:
+        cleanings = _clean(
+            engine_of(engine),
+            topic,
+            partitions,
+            erased=erased,
             clock=clock,
             config=config,
-            progress=partial(_tell, progress, size),
-            throttler=Throttler(config.io_max_bytes_per_second),
-            erased=keys if now else None,
-            waits=True,
+            progress=progress,
         )
-        stats = cleaner.clean(topic, number, force=True, until_clean=True)
-        cleanings += [] if stats is None else [stats]
     engine.sweep_staged(now_ms=clock())
     manager.retain(engine, topic, now_ms=clock())
-    retired = {one.file.partition for one in before.files if _is_retired(one)}
-    _remove_retired(engine, topic, {*partitions, *retired}, policy, now=now, wait=wait)
+    if isinstance(engine, ObjectLog):
+        store.remove_dropped(partitions, now=now, wait=wait)
+    else:
+        retired = {one.file.partition for one in before.files if _is_retired(one)}
+        directory = engine_of(engine)
+        _remove_retired(directory, topic, {*partitions, *retired}, policy, now=now, wait=wait)
     after = scan("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
@@ -142,7 +151,7 @@ def erase(
 
 
 def _delete(
-    engine: Engine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
+    engine: LogEngine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
     """Write tombstones for the keys whose latest record is not one, in one commit."""
     import pyarrow as pa
@@ -167,13 +176,14 @@ def _delete(
 
 
 def _latest(
-    snapshot: DirectorySnapshot, keys: ErasedKeys
+    snapshot: PartitionSnapshot, keys: ErasedKeys
 ) -> np.ndarray[tuple[int], np.dtype[np.int8]]:
     """Return for each key whether its latest record has data; open transactions count."""
     latest = np.full(len(keys), _NO_RECORD, dtype=np.int8)
     end = snapshot.state.high_watermark
+    segments = snapshot.whole_segments()
     # A segment may begin below the log start, and the cleaner reads those records too.
-    start = min([snapshot.state.log_start_offset, *(one.base_offset for one in snapshot.segments)])
+    start = min([snapshot.state.log_start_offset, *(one.base_offset for one in segments)])
     with snapshot.transaction_outcomes() as outcomes:
         for chunk in snapshot.chunks(start, end):
             is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
@@ -187,6 +197,35 @@ def _latest(
 
 
 # --- the cleaning, and what it replaces ----------------------------------------------------------
+
+
+def _clean(
+    engine: Engine,
+    topic: str,
+    partitions: list[int],
+    *,
+    erased: ErasedKeys | None,
+    clock: Callable[[], int],
+    config: CleanerConfig,
+    progress: Progress,
+) -> list[CleanerStats]:
+    heal_first_dirty_offsets(engine, now_ms=clock())
+    cleanings: list[CleanerStats] = []
+    for number in partitions:
+        size = _bytes_to_clean(engine, topic, number, clock())
+        cleaner = PartitionCleaner(
+            engine=engine,
+            now_ms=clock(),
+            clock=clock,
+            config=config,
+            progress=partial(_tell, progress, size),
+            throttler=Throttler(config.io_max_bytes_per_second),
+            erased=erased,
+            waits=True,
+        )
+        stats = cleaner.clean(topic, number, force=True, until_clean=True)
+        cleanings += [] if stats is None else [stats]
+    return cleanings
 
 
 def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -108,15 +108,16 @@ def scan_file(
     except OSError as fault:
         occurrences.faults.append(f"it cannot be read: {fault.strerror}")
         return occurrences
-    scan = _Scan(occurrences, keys, fd, tuple(names) if file.kind.is_text else (), progress)
     try:
-        size = os.fstat(fd).st_size
-        limit = size if end is None else min(end, size)
-        if file.kind.has_batches:
-            scan.batches(start, limit)
-        else:
-            scan.bytes(start, limit)
-        occurrences.size = max(0, limit - start)
+        _scan(
+            occurrences,
+            FileBytes(fd),
+            keys,
+            start=start,
+            end=end,
+            names=names,
+            progress=progress,
+        )
     except OSError as fault:
         occurrences.faults.append(f"it cannot be read: {fault.strerror}")
     finally:
@@ -124,11 +125,47 @@ def scan_file(
     return occurrences
 
 
+def scan_bytes(
+    file: TopicFile,
+    source: ByteSource,
+    keys: ErasedKeys,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    names: Iterable[bytes] = (),
+) -> FileOccurrences:
+    """Find keys in bytes [start, end) that are here, as `scan_file` does in a file."""
+    occurrences = FileOccurrences(file)
+    _scan(occurrences, source, keys, start=start, end=end, names=names)
+    return occurrences
+
+
+def _scan(
+    occurrences: FileOccurrences,
+    source: ByteSource,
+    keys: ErasedKeys,
+    *,
+    start: int,
+    end: int | None,
+    names: Iterable[bytes],
+    progress: Callable[[int], None] = lambda _: None,
+) -> None:
+    kind = occurrences.file.kind
+    scan = _Scan(occurrences, keys, source, tuple(names) if kind.is_text else (), progress)
+    size = source.size()
+    limit = size if end is None else min(end, size)
+    if kind.has_batches:
+        scan.batches(start, limit)
+    else:
+        scan.bytes(start, limit)
+    occurrences.size = max(0, limit - start)
+
+
 @dataclass(frozen=True, slots=True)
 class _Scan:
     occurrences: FileOccurrences
     keys: ErasedKeys
-    fd: int
+    source: ByteSource
     names: tuple[bytes, ...]
     progress: Callable[[int], None]
 
@@ -138,7 +175,7 @@ class _Scan:
         rest, position = b"", start
         is_text = self.occurrences.file.kind.is_text
         while position < end:
-            piece = files.read_at(self.fd, min(_PIECE_SIZE, end - position), position)
+            piece = self.source.read_at(min(_PIECE_SIZE, end - position), position)
             if not piece:
                 return
             data = rest + piece
@@ -154,7 +191,7 @@ class _Scan:
         from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner
 
         path = self.occurrences.file.path
-        scan = LogScanner(FileBytes(self.fd), path, INSPECT, position=start, limit=limit)
+        scan = LogScanner(self.source, path, INSPECT, position=start, limit=limit)
         for chunk in scan:
             before = chunk.position_of(0)
             self._chunk(chunk)

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.erasure.residuals import Residual, residuals
-from kafkalog.erasure.topic_files import FileKind
+from kafkalog.erasure.store_scan import StoreScan
+from kafkalog.erasure.topic_files import LIVE, FileKind
 from kafkalog.erasure.topic_scan import TopicScan
+from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import State
 
 
@@ -41,10 +44,15 @@ class Occurrences:
     high_watermarks: Mapping[int, int]
     """The high watermark of each partition at that record."""
     files: tuple[FileOccurrences, ...]
-    """Every scanned file, by path."""
+    """Every scanned file, by path; of a mixed object one for each partition, and its footer."""
     residuals: tuple[Residual, ...]
     """The residuals, in sentences; empty if no key occurs."""
     ended_ms: int
+
+    @property
+    def file_count(self) -> int:
+        """Number of files that were scanned."""
+        return len({file.file.path for file in self.files})
 
     @property
     def bytes(self) -> int:
@@ -64,7 +72,7 @@ class Occurrences:
     @property
     def mentions(self) -> int:
         """Other records, in live segments, that have a key's bytes in key, value or headers."""
-        return sum(file.mentions for file in self.files if file.file.kind is FileKind.LOG)
+        return sum(file.mentions for file in self.files if file.file.kind in LIVE)
 
     @property
     def by_key(self) -> Counter[int]:
@@ -83,7 +91,7 @@ class Occurrences:
             if files:
                 yield KindTotal(
                     kind,
-                    len(files),
+                    len({one.file.path for one in files}),
                     sum(one.size for one in files),
                     sum(one.records for one in files),
                     sum(one.record_count for one in files),
@@ -91,7 +99,7 @@ class Occurrences:
 
 
 def find_occurrences(
-    engine: Engine,
+    engine: LogEngine,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -105,10 +113,15 @@ def find_occurrences(
     If `is_strict`, other records that mention a key count too; `was_erased` says that an erasure
     has run. The clock returns epoch ms, and `progress` receives the bytes read, and of how many.
     Raises UnknownTopicError, OSError, and StorageError if files are replaced faster than they are
-    read.
+    read, or if a store cannot be listed.
     """
     began_ms = clock()
-    scan = TopicScan(engine, topic, keys, _names(engine.state(), keys), progress)
+    names = _names(engine.state(), keys)
+    scan: TopicScan | StoreScan
+    if isinstance(engine, ObjectLog):
+        scan = StoreScan(engine, topic, keys, names, progress)
+    else:
+        scan = TopicScan(engine_of(engine), topic, keys, names, progress)
     scan.run()
     now_ms = clock()
     left = residuals(

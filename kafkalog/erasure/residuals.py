@@ -7,16 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.report.explain import duration, explain
+from kafkalog.cleaner.report.explain import Reason, duration, explain
+from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.erasure.topic_files import FileKind
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.report.explain import Reason
     from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.object_store.store_state import StoreState
 
 _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
@@ -42,7 +45,7 @@ class Residual:
 
 
 def residuals(
-    engine: Engine,
+    engine: LogEngine,
     topic: str,
     files: Sequence[FileOccurrences],
     *,
@@ -58,10 +61,13 @@ def residuals(
     if not left:
         return []
     config = TopicConfig.parse(engine.describe(topic).config)
-    obstacles = {
-        explanation.partition: [one for one in explanation.findings if one.code in _OBSTACLES]
-        for explanation in explain(engine, topic, now_ms)
-    }
+    if isinstance(engine, ObjectLog):
+        obstacles = _stored_obstacles(engine.known_state, topic, config, now_ms)
+    else:
+        obstacles = {
+            explanation.partition: [one for one in explanation.findings if one.code in _OBSTACLES]
+            for explanation in explain(engine_of(engine), topic, now_ms)
+        }
     return [
         residual
         for file in left
@@ -73,6 +79,32 @@ def residuals(
             was_erased=was_erased,
         )
     ]
+
+
+def _stored_obstacles(
+    state: StoreState, topic: str, config: TopicConfig, now_ms: int
+) -> dict[int, list[Reason]]:
+    """Return what keeps a forced cleaning of a log in an object store from each partition."""
+    known = state.log.topic(topic)
+    found: dict[int, list[Reason]] = {}
+    for number, held in known.present():
+        reasons = found[number] = []
+        cleaned = state.cleaned_of(known.topic_id, number)
+        text = None if cleaned is None else cleaned.notes.get(layout.UNCLEANABLE)
+        mark = None if text is None else uncleanable_of(text)
+        if mark is not None:
+            sentence = f"The partition could not be cleaned: {mark.reason.rstrip('.')}."
+            reasons.append(Reason("uncleanable", sentence))
+        if held.last_stable_offset < held.high_watermark:
+            sentence = f"A transaction is open from offset {held.last_stable_offset}."
+            reasons.append(Reason("transaction", sentence))
+        extents = state.extents(known.topic_id, number)
+        youngest_ms = max((each.extent.max_timestamp for each in extents), default=-1)
+        until_ms = youngest_ms + config.min_compaction_lag_ms
+        if config.min_compaction_lag_ms and until_ms > now_ms:
+            sentence = "It has records younger than min.compaction.lag.ms."
+            reasons.append(Reason("lag", sentence, until_ms=until_ms))
+    return found
 
 
 def _of_file(
@@ -127,10 +159,14 @@ def _of_file(
             "its directory goes then, when the log is next opened for writing",
         )
     elif file.kind is FileKind.RETIRED:
+        until_ms = file.changed_ms + config.file_delete_delay_ms
+        noun = "file"
+        if file.kept_until_ms is not None:
+            until_ms, noun = file.kept_until_ms, "object"
         yield residual(
-            f"{what}; the file was replaced, and is kept for file.delete.delay.ms "
-            f"({duration(config.file_delete_delay_ms)}) for readers that have just listed it",
-            file.changed_ms + config.file_delete_delay_ms,
+            f"{what}; the {noun} was replaced, and is kept for file.delete.delay.ms "
+            f"({duration(until_ms - file.changed_ms)}) for readers that have just listed it",
+            until_ms,
             f"{again} then, or with --now",
         )
     elif file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
@@ -142,9 +178,13 @@ def _of_file(
             "this topic brings the key back; without a commit the file goes then",
         )
     elif file.kind is FileKind.UNFINISHED:
+        remedy = f"a forced cleaning removes the files of a dead one: {again}"
+        if file.kept_until_ms is not None:
+            remedy = f"{again} then, or with --now"
         yield residual(
             f"{what}, written by a cleaning that is running or has died",
-            remedy=f"a forced cleaning removes the files of a dead one: {again}",
+            file.kept_until_ms,
+            remedy,
         )
     elif obstacles:
         for finding in obstacles:
@@ -173,7 +213,9 @@ def _found(occurrences: FileOccurrences) -> str:
     """Return `3 records of 2 keys (1 deletion), offsets 4 to 18`."""
     deletions = f" ({_count(occurrences.deletions, 'deletion')})" if occurrences.deletions else ""
     text = f"{_records(occurrences.record_count)} of {_keys(len(occurrences.found))}{deletions}"
-    if occurrences.file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
+    file = occurrences.file
+    is_dropped = file.kind is FileKind.RETIRED and file.path.suffix == layout.STORED_MIXED
+    if is_dropped or file.kind in (FileKind.STAGED, FileKind.STAGED_FOR_ANY):
         return text  # its offsets count from 0
     if occurrences.first_offset == occurrences.last_offset:
         return f"{text}, offset {occurrences.first_offset}"

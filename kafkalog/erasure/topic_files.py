@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 
 class FileKind(StrEnum):
-    """The content of a file; the first five kinds hold record batches."""
+    """The content of a file, or object; the first six kinds hold record batches."""
 
     LOG = "log"
+    MIXED = "mixed object"
+    """What a task has written and a commit names, in an object store."""
     RETIRED = "retired log"
     """Replaced or deleted, and not removed yet."""
     UNFINISHED = "unfinished log"
@@ -58,8 +60,10 @@ class FileKind(StrEnum):
         return self in _TEXTS
 
 
+LIVE: Final = {FileKind.LOG, FileKind.MIXED}
+"""The kinds that readers read."""
 _WITH_BATCHES: Final = {
-    *(FileKind.LOG, FileKind.RETIRED, FileKind.UNFINISHED),
+    *(*LIVE, FileKind.RETIRED, FileKind.UNFINISHED),
     *(FileKind.STAGED, FileKind.STAGED_FOR_ANY),
 }
 _TEXTS: Final = {FileKind.JOURNAL, FileKind.PIN, FileKind.MARK}
@@ -94,7 +98,7 @@ _REMAINS: Final = re.compile(r"-\d+\.[0-9a-f]{32}-(delete|stray|future)$")
 
 @dataclass(frozen=True, slots=True)
 class TopicFile:
-    """A file as it was listed."""
+    """A file as it was listed, or an object, whose path is its name below the log's address."""
 
     path: Path
     kind: FileKind
@@ -109,6 +113,8 @@ class TopicFile:
     """Whether its name says that it was replaced or deleted."""
     remove_at_ms: int | None = None
     """When its directory, of a deleted topic, may be removed."""
+    kept_until_ms: int | None = None
+    """Until when an object that no reader needs stays."""
     fault: str = ""
     """Why it cannot be read, if that is already known."""
 

@@ -49,20 +49,22 @@ def regroup_due(
     *,
     now_ms: int,
     force: bool = False,
+    chosen: Callable[[StoreState], list[str]] = fresh_objects,
     check_abort: Callable[[], None] = never,
 ) -> list[Regrouped]:
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
-    A damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
+    With `force` it takes only those that are `chosen` of a state, in the order of their commits. A
+    damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
     """
     done: list[Regrouped] = []
     damaged: set[str] = set()
     state = log.store_state()
-    if not (fresh_objects(state) if force else regroup_of(state, now_ms).is_due):
+    if not (chosen(state) if force else regroup_of(state, now_ms).is_due):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
         while is_mine or force:
-            names = [name for name in fresh_objects(log.known_state) if name not in damaged]
+            names = [name for name in chosen(log.known_state) if name not in damaged]
             if not names:
                 break
             try:

@@ -31,6 +31,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_state import Cleaned
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.schedule.throttle import Throttler
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -55,6 +56,7 @@ class StoredCleaning:
     progress: Callable[[CleanerStats], None] = unwatched
     throttler: Throttler | None = None
     on_aborted: Callable[[CleanerStats], None] = unwatched
+    erased: ErasedKeys | None = None
 
     def clean(self, topic: str, partition: int, *, force: bool = False) -> CleanerStats | None:
         """Clean the segment objects of a partition; return None if nothing was done.
@@ -108,6 +110,7 @@ class _Cleaning:
             progress=given.progress,
             throttler=given.throttler,
             on_aborted=given.on_aborted,
+            erased=given.erased,
         ).clean(self.topic, self.partition, force=force, until_clean=True)
         if stats is None:
             return None

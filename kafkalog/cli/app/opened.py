@@ -35,13 +35,6 @@ def open_readable_directory(path: str) -> Engine:
     return engine_of(open_readable(path))
 
 
-def open_writable_directory(path: str) -> Engine:
-    """Open a log as `open_writable` does; raises InvalidInputError for one in an object store."""
-    from kafkalog.storage_engine.engine import engine_of
-
-    return engine_of(open_writable(path))
-
-
 def _check_log(path: str) -> None:
     """Raise InvalidInputError if there is no log; the error names the verb that makes one."""
     from kafkalog.storage_engine.broker import owner

@@ -166,11 +166,20 @@ def sweep(log: CollectedLog, *, now_ms: int, age_ms: int = STAGED_RETENTION_MS) 
         for each in _old(log, folder, before_ms)
         if layout.is_stored_data(each.name)
     ]
+    log.client.delete(passing)
+    return delete_orphans(log, listed, now_ms=now_ms) + len(passing)
+
+
+def delete_orphans(log: CollectedLog, names: list[str], *, now_ms: int) -> int:
+    """Delete those objects, of whatever age, that no commit names; return how many.
+
+    Whoever still wants to commit an object that is as old as one of them is refused.
+    """
     orphans: list[str] = []
-    if unnamed(log.store_state(), listed):
-        orphans = log.change(_sweeping(listed), now_ms=now_ms)
-    log.client.delete([*orphans, *passing])
-    return len(orphans) + len(passing)
+    if unnamed(log.store_state(), names):
+        orphans = log.change(_sweeping(names), now_ms=now_ms)
+    log.client.delete(orphans)
+    return len(orphans)
 
 
 def unnamed(state: StoreState, names: Iterable[str]) -> list[str]:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 _CLAIM_MS: Final = 600_000
+APPEND: Final = "append"
+"""The attempt in the names of objects that no task wrote, but the committer itself."""
 FRESH_MAX: Final = 4_096
 """Fresh objects at which a commit regroups them itself, lest reads get slower for ever."""
 
@@ -297,7 +299,7 @@ class ObjectLog(LogEngine):
         """Return a message whose batches are in objects: write those that it carries."""
         if not message.data:
             return message
-        objects = MixedObjects(self.client, draft.store.number, "append")
+        objects = MixedObjects(self.client, draft.store.number, APPEND)
         data = memoryview(bytearray(message.data))
         objects.write(
             Batches(

@@ -93,14 +93,35 @@ def test_verify_compares_the_objects_with_the_log(kafkalog: Command, url: str) -
     assert (row["kind"], row["path"]) == ("damage", f"{url}/{name}")
 
 
-@pytest.mark.parametrize("verb", ["erase", "ui"])
-def test_a_verb_that_needs_a_directory_says_so(
-    kafkalog: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    topic = {"erase": ["t", "--key", "a"]}.get(verb, [])
-    refused = kafkalog(verb, url, *topic)
+def test_the_picture_needs_a_directory_and_says_so(kafkalog: Command, url: str) -> None:
+    refused = kafkalog("ui", url)
     assert refused.status == 2
     assert url in refused.err and "expected a log directory" in refused.err
     assert len(refused.err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+
+
+def test_erase_reports_objects_as_it_does_files(
+    kafkalog: Command, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    kafkalog("topics", "create", tmp_path / "log", "t", "--partitions", 2)
+    kafkalog("append", tmp_path / "log", "t", stdin=RECORDS)
+    found = kafkalog("erase", url, "t", "--key", "a", "--dry-run")
+    assert (found.status, [*tmp_path.glob("*.json")]) == (1, [])
+    assert found.lines[-2].startswith("as of    commit 2 (t-0 to offset ")
+    first = kafkalog("erase", url, "t", "--key", "a", "--no-wait", "--json")
+    assert first.status == 1
+    (report,) = first.json
+    assert any("file.delete.delay.ms (1 hour)" in one["what"] for one in report["after"]["left"])
+    assert report["deletionsLeft"][0]["nextOffset"] == 3
+    done, local = (
+        kafkalog("erase", path, "t", "--key", "a", "--now", "--json")
+        for path in (url, tmp_path / "log")
+    )
+    assert (done.status, local.status) == (0, 0)
+    ((ours,), (directorys,)) = done.json, local.json
+    assert ours.keys() == directorys.keys() and ours["after"].keys() == directorys["after"].keys()
+    assert (ours["path"], ours["erased"], ours["after"]["left"]) == (url, True, [])
+    assert any("versions" in each for each in ours["notLookedAt"])
+    assert kafkalog("read", url, "t", "--key", "b").lines
+    assert len([*tmp_path.glob("kafkalog-erase-t-*.json")]) == 3

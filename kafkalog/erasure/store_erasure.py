@@ -1,0 +1,169 @@
+"""Clean the erased keys out of a log in an object store, and delete the objects that had them.
+
+Fresh objects with records of these partitions are regrouped, since only segment objects are
+cleaned. Another cleaner may be quicker at any time: then it is tried again upon what that one has
+written. The swaps drop the objects that had the keys. A collector deletes them after
+`file.delete.delay.ms`; an erasure that waits for that time, or must not wait, does it itself.
+
+A cleaner that was killed before its swap leaves orphans, and so does an erasure before its commit.
+A sweep deletes them after seven days. An erasure that must not wait sweeps those with the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule.scratch_partition import closed_extents
+from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.schedule.throttle import Throttler
+from kafkalog.erasure.topic_files import FileKind
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store.collector import (
+    delete_dead,
+    delete_orphans,
+    deleted_after,
+)
+from kafkalog.storage_engine.object_store.object_log import APPEND
+from kafkalog.storage_engine.object_store.regroup import fresh_objects
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.store_state import StoreState
+
+
+class StoreErasure:
+    """The steps of one erasure that differ from those in a directory."""
+
+    def __init__(
+        self,
+        log: ObjectLog,
+        topic: str,
+        before: Occurrences,
+        *,
+        clock: Callable[[], int],
+        config: CleanerConfig,
+    ) -> None:
+        """`before` are the occurrences that were found first; the clock returns epoch ms."""
+        self._log = log
+        self._topic = topic
+        self._topic_id = log.describe(topic).topic_id
+        self._clock = clock
+        self._config = config
+        self._holders = {str(one.file.path) for one in before.files if not one.is_clear}
+        """Objects that have the keys, or may have them."""
+        self._orphans = {*_left_by_cleaners(before), *_left_by_erasures(before)}
+
+    def clean(
+        self,
+        partitions: Sequence[int],
+        erased: ErasedKeys | None,
+        progress: Callable[[int, CleanerStats], None],
+    ) -> list[CleanerStats]:
+        """Regroup and clean the partitions; tombstones of `erased` keys go at once.
+
+        `progress` receives how many bytes a cleaning has to read, and its growing figures. Raises
+        StorageError, CommitInDoubtError.
+        """
+
+        def chosen(state: StoreState) -> list[str]:
+            found = [name for name in fresh_objects(state) if self._is_chosen(state, name, wanted)]
+            self._holders.update(found)
+            return found
+
+        wanted = {(self._topic_id, number) for number in partitions}
+        store_manager.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
+        found = [self._clean(number, erased, progress) for number in partitions]
+        return [stats for stats in found if stats is not None]
+
+    def _is_chosen(self, state: StoreState, name: str, wanted: set[tuple[str, int]]) -> bool:
+        places = {(each.topic_id, each.partition) for each in state.objects[name].extents}
+        return name in self._holders or not wanted.isdisjoint(places)
+
+    def _clean(
+        self,
+        number: int,
+        erased: ErasedKeys | None,
+        progress: Callable[[int, CleanerStats], None],
+    ) -> CleanerStats | None:
+        """Clean a partition, again as long as another process takes its objects away meanwhile."""
+        while True:
+            names = self._closed(number)
+            sizes = [self._log.known_state.objects[name].size for name in names]
+
+            def tell(stats: CleanerStats, of: int = 2 * sum(sizes)) -> None:
+                progress(of, stats)
+
+            now_ms = self._clock()
+            cleaning = StoredCleaning(
+                log=self._log,
+                now_ms=now_ms,
+                clock=self._clock,
+                config=self._config,
+                progress=tell,
+                throttler=Throttler(self._config.io_max_bytes_per_second),
+                erased=erased,
+            )
+            with self._log.claim(f"{self._topic_id}-{number}", now_ms=now_ms):
+                stats = cleaning.clean(self._topic, number, force=True)
+            if stats is not None:
+                self._holders.update(names)
+                return stats
+            if self._closed(number) == names:
+                return None
+
+    def _closed(self, number: int) -> list[str]:
+        """Return the names of the segment objects of a partition that can be cleaned now."""
+        state = self._log.store_state()
+        if not self._log.has_topic(self._topic, self._topic_id):
+            return []
+        return [name for name, _ in closed_extents(state, self._topic, number)]
+
+    def remove_dropped(
+        self, partitions: Sequence[int], *, now: bool, wait: Callable[[int], None] | None
+    ) -> None:
+        """Delete dropped objects that had the keys: with `now` at once, or after their time.
+
+        `wait` receives the time until which they stay, and returns then; without it they stay.
+        With `now`, orphans of cleaners and erasures that had the keys go too. Raises StorageError.
+        """
+        state = self._log.store_state()
+        cleaned = tuple(f"{self._topic_id}-{number}-" for number in partitions)
+        dropped = {
+            name: dead
+            for name, dead in state.dead.items()
+            if name in self._holders
+            or (layout.is_stored_segment(name) and name.rpartition("/")[2].startswith(cleaned))
+        }
+        if dropped and not now and wait is not None:
+            after = deleted_after(state)
+            wait(max(after(name, dead) for name, dead in dropped.items()))
+        if dropped and (now or wait is not None):
+            delete_dead(self._log, now_ms=self._clock(), names=dropped)
+        if now and self._orphans:
+            sides = [layout.stored_side(n) for n in self._orphans if layout.is_stored_segment(n)]
+            delete_orphans(self._log, [*self._orphans, *sides], now_ms=self._clock())
+
+
+def _left_by_cleaners(found: Occurrences) -> Iterator[str]:
+    """Yield the segment objects with the keys that no commit names."""
+    for one in found.files:
+        if one.found and one.file.kind is FileKind.UNFINISHED:
+            yield str(one.file.path)
+
+
+def _left_by_erasures(found: Occurrences) -> Iterator[str]:
+    """Yield the objects with nothing but tombstones of the keys that no commit names.
+
+    No task wrote them: an erasure did, which was killed before its commit.
+    """
+    others = {str(one.file.path) for one in found.files if one.records > one.deletions}
+    for one in found.files:
+        is_staged = one.file.kind is FileKind.STAGED and one.file.path.name.startswith(f"{APPEND}-")
+        if one.found and is_staged and str(one.file.path) not in others:
+            yield str(one.file.path)

@@ -127,8 +127,6 @@ def test_deleted_records_are_not_read(filled: KafkaLog) -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda log: log.erase("t", ["k"]),
-        lambda log: log.occurrences("t", ["k"]),
         lambda log: log.append_raw("t", 0, b""),
         lambda log: log.root,
     ],

@@ -194,7 +194,8 @@ def _application(arguments: Sequence[str]) -> typer.Typer:
 
     called = _verb(arguments)
     for verb in [called] if called else VERBS:
-        module = importlib.import_module(f"kafkalog.cli.{verb.replace('-', '_')}")
+        name = verb.replace("-", "_")
+        module = importlib.import_module(f"kafkalog.cli.{name}")
         if verb == "topics":
             below = module.application()
             shown = examples(module.EXAMPLES)

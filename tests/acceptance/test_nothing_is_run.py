@@ -86,7 +86,8 @@ def is_own_module(call: ast.Call) -> bool:
 def test_the_sources_have_nothing_that_runs_what_it_reads() -> None:
     found = {(path, name) for path, source in SOURCES.items() for name in forbidden(source)}
     assert found == set(EXCEPTIONS)
-    assert {path for path, source in SOURCES.items() if calls_machine_code(source)} == set()
+    calling = {path for path, source in SOURCES.items() if calls_machine_code(source)}
+    assert calling == {"kafkalog/storage_engine/fs/mac.py"}  # two of the C library, by name
     assert "pyspark_kafkalog/__init__.py" in SOURCES
 
 

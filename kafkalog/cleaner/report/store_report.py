@@ -1,7 +1,7 @@
 """The state of a log in an object store, and why it is or is not regrouped, cleaned and merged.
 
-Sizes, times and counts are those of the commit log, so a report sends no request of its own. What
-reads and writes cost is counted from them. The reasons and figures are those of the planner.
+Sizes, times and counts are those of the commit log, so a report sends no request of its own. The
+costs of reads and writes are counted from them. The reasons and figures are those of the planner.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StoreReport:
     write_amplification: float
     """How often a byte that is live now was written so far, at least: fresh ones once."""
     read_price: float
-    """Of those GETs, in dollars."""
+    """The price of those GETs, in dollars."""
     regroup: Decision
 
 

@@ -249,7 +249,7 @@ class ObjectLog(LogEngine):
         now_ms: int,
         work: Callable[[StoreDraft], bool] = lambda draft: True,
     ) -> bool:
-        """Put segment objects in the place of objects, in one commit.
+        """Replace objects by segment objects, in one commit.
 
         `work` drafts what belongs to the swap, and returns False if that must not be made. Returns
         whether the commit is made: it is not if a source is gone. Raises CommitInDoubtError, and

@@ -26,10 +26,10 @@ from kafkalog.storage_engine.records.record_batches import record_batches
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.cleaner.store_copy import copy_segments
-from tests.unit.cleaner.test_store_cleaner import named, new_log, records, stored
+from tests.unit.cleaner.test_store_cleaner import named, records, stored
 from tests.unit.cleaner.transactional_log import Log
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
-from tests.unit.storage_engine.store_log import Impatient
+from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
 KEY = "user-4711"
 LONGER = f"{KEY}-2"
@@ -42,7 +42,7 @@ PLAIN = {"compression.type": "uncompressed"}
 
 @pytest.fixture
 def log() -> ObjectLog:
-    return new_log()
+    return new_object_log()
 
 
 def fill(log: ObjectLog, config: Mapping[str, str] = PLAIN) -> None:
@@ -396,7 +396,7 @@ def test_an_erasure_that_is_killed_at_any_request_is_completed_by_the_next(
     number, is_spoiled = 0, True
     while is_spoiled:
         number += 1
-        log = new_log()
+        log = new_object_log()
         log.create_topic("t", 1, PLAIN)
         log.append("t", [("a", "1"), (KEY, "2"), ("b", "3")], now_ms=NOW)
         assert isinstance(log.client, SpoiledClient)

@@ -20,7 +20,6 @@ from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
-from kafkalog.cleaner.stored import StoreCleaner
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
@@ -28,26 +27,19 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log, side_object
-from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
-from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
+from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 CHANGING = {"cleanup.policy": "compact,delete"}
 
 
-def new_log() -> ObjectLog:
-    address = memory_address()
-    CommitLog.create(WithoutProbe(address))
-    return ObjectLog(address)
-
-
 @pytest.fixture
 def log() -> ObjectLog:
-    return new_log()
+    return new_object_log()
 
 
 def fill(
@@ -251,11 +243,14 @@ def test_the_policy_delete_is_regrouped_and_not_cleaned(log: ObjectLog) -> None:
 def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None:
     log.create_topic("t", 1, {**CHANGING, "retention.ms": "1000"})
     fill(log)
-    found = StoreCleaner(log).run_once(NOW_MS, force=True)
-    assert [len(each) for each in (found.regrouped, found.cleaned, found.retained)] == [1, 1, 0]
+    regrouped = store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    cleaned = store_manager.clean(log, force=True, now_ms=NOW_MS)
+    retained = store_manager.retain(log, None, now_ms=NOW_MS)
+    assert [len(each) for each in (regrouped, cleaned, retained)] == [1, 1, 0]
     assert len(records(log)["t", 0]) == 5
-    found = StoreCleaner(log).run_once(NOW_MS + 2000)
-    assert [each.log_start_offset for each in found.retained] == [20]
+    store_manager.clean(log, now_ms=NOW_MS + 2000)
+    retained = store_manager.retain(log, None, now_ms=NOW_MS + 2000)
+    assert [each.log_start_offset for each in retained] == [20]
     assert records(log)["t", 0] == []
 
 
@@ -348,7 +343,7 @@ def test_a_death_or_failure_at_any_request_leaves_all_or_nothing(
     number, is_spoiled = 0, True
     while is_spoiled:
         number += 1
-        log = new_log()
+        log = new_object_log()
         log.create_topic("t", 2)
         fill(log, 2, commits=2)
         expected = latest(log)
@@ -450,7 +445,7 @@ def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
 
 @pytest.fixture
 def public() -> Iterator[kafkalog.KafkaLog]:
-    log = new_log()
+    log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
     with kafkalog.open(log.root) as opened:
@@ -465,7 +460,7 @@ def test_a_log_in_an_object_store_is_cleaned_on_demand(public: kafkalog.KafkaLog
 
 
 def test_a_thread_regroups_and_cleans_what_is_due() -> None:
-    log = new_log()
+    log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
     with kafkalog.open(log.root, cleaner=CleanerConfig(backoff_ms=10)) as opened:
@@ -503,7 +498,7 @@ def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog
 def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = new_log().root
+    root = new_object_log().root
     options = SinkOptions.parse({"path": root, "topic": "t"})
     log = shared_engine(options.root)
     assert isinstance(log, ObjectLog)

@@ -13,6 +13,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CommitLog, Prepare
 from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import Extent, StoreChange, StoreState
 
 TOPIC_ID = "A" * 22
@@ -35,6 +36,13 @@ class Impatient(CommitLog):
 
 def memory_address() -> StoreAddress:
     return StoreAddress.parse(f"memory://{secrets.token_hex(8)}/log")
+
+
+def new_object_log() -> ObjectLog:
+    """Create a log without a topic."""
+    address = memory_address()
+    CommitLog.create(WithoutProbe(address))
+    return ObjectLog(address)
 
 
 def new_log(address: StoreAddress, partitions: int = 2) -> CommitLog:

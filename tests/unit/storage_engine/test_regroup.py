@@ -15,25 +15,18 @@ from kafkalog.errors import CommitInDoubtError, CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.object_store import object_log, regroup
-from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
-from tests.unit.storage_engine.store_log import Impatient, WithoutProbe, memory_address
+from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
 NOW_MS = 1_700_000_000_000
 
 
-def new_log() -> ObjectLog:
-    address = memory_address()
-    CommitLog.create(WithoutProbe(address))
-    return ObjectLog(address)
-
-
 @pytest.fixture
 def log() -> ObjectLog:
-    return new_log()
+    return new_object_log()
 
 
 def fill(
@@ -293,7 +286,7 @@ def test_a_death_or_failure_at_any_request_leaves_all_or_nothing(
     number, is_spoiled = 0, True
     while is_spoiled:
         number += 1
-        log = new_log()
+        log = new_object_log()
         log.create_topic("t", 2)
         fill(log, "t", 2, commits=3)
         before = contents(log)

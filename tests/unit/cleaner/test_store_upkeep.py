@@ -13,14 +13,15 @@ from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, plan_of, regr
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from tests.unit.storage_engine.test_regroup import NOW_MS, contents, fill, new_log
+from tests.unit.storage_engine.store_log import new_object_log
+from tests.unit.storage_engine.test_regroup import NOW_MS, contents, fill
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
 def log() -> ObjectLog:
-    return new_log()
+    return new_object_log()
 
 
 def regrouped(log: ObjectLog) -> None:

@@ -11,13 +11,14 @@ from kafkalog.inspection.verify_store import stored_size, verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from tests.unit.storage_engine.test_regroup import fill, new_log
+from tests.unit.storage_engine.store_log import new_object_log
+from tests.unit.storage_engine.test_regroup import fill
 
 
 @pytest.fixture
 def log() -> ObjectLog:
     """Return a log with segment objects and fresh objects, both with records of two topics."""
-    log = new_log()
+    log = new_object_log()
     for topic in ("t", "u"):
         log.create_topic(topic, 2)
         fill(log, topic, 2, commits=3)

@@ -36,6 +36,7 @@ PROGRAMS: Final = (
     "spark_read",
     "spark_write",
     "latency",
+    "store_latency",
     "store_throughput",
     "idle",
     "cold_start",
@@ -51,6 +52,7 @@ PROGRAMS: Final = (
 WITH_SPARK: Final = (
     "spark_write",
     "latency",
+    "store_latency",
     "store_throughput",
     "spark_read",
     "view_latest",

@@ -60,6 +60,8 @@ PROMISED = [
     ),
     ("latency", "micro-batch of 1,000 records, p50", "an empty Python source", "<= 1.2"),
     ("latency", "micro-batch of 1,000 records, p50", "Kafka source and sink on a broker", ""),
+    ("store_latency", "micro-batch of 1,000 records, p50", "on a log directory", "<= 1.5"),
+    ("store_latency", "records, 30 ms added to each request, p50", "on a log directory", ""),
     *(
         (
             "store_throughput",

@@ -21,6 +21,7 @@ from typing import Any
 class Fault(Enum):
     """A way to spoil a request: refused, lost, answered wrongly though it was done, or late."""
 
+    REFUSED_403 = 403
     REFUSED_412 = 412
     REFUSED_409 = 409
     REFUSED_500 = 500
@@ -40,6 +41,7 @@ class Fault(Enum):
 PIECES = 8
 """The pieces of a body on a slow line."""
 _CODES = {
+    403: "AccessDenied",
     404: "NoSuchKey",
     409: "ConditionalRequestConflict",
     412: "PreconditionFailed",
@@ -54,7 +56,7 @@ class Rule:
     """Spoil `times` requests of a kind that have `part` in their address, after the first ones.
 
     A late request is `seconds` late. With STALE_404 its object is missing for so long. On a slow
-    line each of the two bodies takes so long.
+    line each of the two bodies takes so long. A refusal has the usual code, or `code`.
     """
 
     fault: Fault
@@ -63,6 +65,7 @@ class Rule:
     after: int = 0
     times: int = 1
     seconds: float = 0.0
+    code: str = ""
     victim: Callable[[], None] | None = None
     """Called in place of the proxy's own victim."""
     met: int = field(default=0, init=False)
@@ -189,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.REQUEST_LOST:
             self._hang_up()
         elif fault is not None and isinstance(fault.value, int):
-            self._refuse(fault.value)
+            self._refuse(fault.value, rule.code if rule else "")
         else:
             self._forward(body, fault, victim, pause)
         span = began, time.time(), f"{kind} {urllib.parse.unquote(self.path)}"
@@ -239,8 +242,9 @@ class _Handler(BaseHTTPRequestHandler):
             if is_cut:
                 self._hang_up()
 
-    def _refuse(self, status: int) -> None:
-        body = f"<Error><Code>{_CODES[status]}</Code><Message>spoiled</Message></Error>".encode()
+    def _refuse(self, status: int, code: str = "") -> None:
+        code = code or _CODES[status]
+        body = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>".encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

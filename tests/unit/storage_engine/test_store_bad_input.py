@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -76,7 +76,7 @@ def polls(log: ObjectLog) -> object:
 
 
 LIST_ADVICE = "Allow this identity to list, read, write and delete objects"
-REFUSALS = {
+REFUSALS: Mapping[str, tuple[Rule, Sequence[Callable[[ObjectLog], object]], str]] = {
     "no permission to list": (
         Rule(Fault.REFUSED_403, "LIST", times=EVERY),
         [opens_and_reads],

@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +21,7 @@ from typing import Any
 class Fault(Enum):
     """A way to spoil a request: refused, lost, answered wrongly though it was done, or late."""
 
+    REFUSED_403 = 403
     REFUSED_412 = 412
     REFUSED_409 = 409
     REFUSED_500 = 500
@@ -31,12 +32,16 @@ class Fault(Enum):
     ANSWER_LOST = "the answer is lost after success"
     CUT_BODY = "half of the body, then the end"
     LATE = "late"
+    SLOW_LINE = "the bodies in pieces, each of them late"
     MEANWHILE = "the victim before the request, which is then done"
     VICTIM_BEFORE = "the victim before the request"
     VICTIM_AFTER = "the victim after the request, before the answer"
 
 
+PIECES = 8
+"""The pieces of a body on a slow line."""
 _CODES = {
+    403: "AccessDenied",
     404: "NoSuchKey",
     409: "ConditionalRequestConflict",
     412: "PreconditionFailed",
@@ -50,7 +55,8 @@ _OF_THIS_HOP = {"connection", "transfer-encoding", "content-length", "keep-alive
 class Rule:
     """Spoil `times` requests of a kind that have `part` in their address, after the first ones.
 
-    A late request is `seconds` late. With STALE_404 its object is missing for so long.
+    A late request is `seconds` late. With STALE_404 its object is missing for so long. On a slow
+    line each of the two bodies takes so long. A refusal has the usual code, or `code`.
     """
 
     fault: Fault
@@ -59,6 +65,7 @@ class Rule:
     after: int = 0
     times: int = 1
     seconds: float = 0.0
+    code: str = ""
     victim: Callable[[], None] | None = None
     """Called in place of the proxy's own victim."""
     met: int = field(default=0, init=False)
@@ -164,12 +171,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         began = time.time()
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urllib.parse.urlsplit(self.path)
         query = urllib.parse.parse_qs(parts.query, keep_blank_values=True)
         kind = "LIST" if "list-type" in query else "DELETE" if "delete" in query else self.command
         rule = self.owner.noted(kind, urllib.parse.unquote(self.path))
         fault = rule.fault if rule else None
+        pause = rule.seconds / PIECES if rule and fault is Fault.SLOW_LINE else 0.0
+        body = b"".join(
+            self.rfile.read(piece)
+            for piece in self._pieces(int(self.headers.get("Content-Length") or 0), pause)
+        )
         victim = (rule and rule.victim) or self.owner.victim
         time.sleep(self.owner.delay_s)
         if fault in {Fault.VICTIM_BEFORE, Fault.MEANWHILE}:
@@ -181,16 +192,24 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.REQUEST_LOST:
             self._hang_up()
         elif fault is not None and isinstance(fault.value, int):
-            self._refuse(fault.value)
+            self._refuse(fault.value, rule.code if rule else "")
         else:
-            self._forward(body, fault, victim)
+            self._forward(body, fault, victim, pause)
         span = began, time.time(), f"{kind} {urllib.parse.unquote(self.path)}"
         with self.owner.lock:
             self.owner.spans.append(span)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _serve
 
-    def _forward(self, body: bytes, fault: Fault | None, victim: Callable[[], None]) -> None:
+    def _pieces(self, size: int, pause: float) -> Iterator[int]:
+        """Yield the sizes of the pieces of a body, each after its pause."""
+        for number in range(PIECES if size else 0):
+            time.sleep(pause)
+            yield size * (number + 1) // PIECES - size * number // PIECES
+
+    def _forward(
+        self, body: bytes, fault: Fault | None, victim: Callable[[], None], pause: float
+    ) -> None:
         upstream = http.client.HTTPConnection("127.0.0.1", self.owner.upstream, timeout=60)
         try:
             headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
@@ -214,12 +233,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", size or "0")
             self.end_headers()
             is_cut = fault is Fault.CUT_BODY
-            self.wfile.write(data[: len(data) // 2] if is_cut else data)
+            left = memoryview(data[: len(data) // 2] if is_cut else data)
+            for piece in self._pieces(len(left), pause):
+                self.wfile.write(left[:piece])
+                left = left[piece:]
+                if pause:
+                    self.wfile.flush()
             if is_cut:
                 self._hang_up()
 
-    def _refuse(self, status: int) -> None:
-        body = f"<Error><Code>{_CODES[status]}</Code><Message>spoiled</Message></Error>".encode()
+    def _refuse(self, status: int, code: str = "") -> None:
+        code = code or _CODES[status]
+        body = f"<Error><Code>{code}</Code><Message>spoiled</Message></Error>".encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

@@ -6,6 +6,8 @@ Rules
   another's. Reads, and writes of a name that nobody else has, are repeated with growing pauses.
 - A read repeats itself after each answer that proves nothing, so also after a 412 or 409. A 503
   halves the reads that are under way at once.
+- A store may be silent for 30 s, but a line may be slow. An answer takes as long as its bytes keep
+  coming, and a body that is sent as long as SLOWEST_LINE needs for it.
 - A range is as long as it was asked for, or the read fails; obstore would shorten it.
 - A client is never pickled, as its store holds the secret. Each process makes one from the address.
 - Errors are StorageErrors without a cause, since a cause could hold a signed URL.
@@ -43,6 +45,11 @@ from kafkalog.storage_engine.object_store.read_throttle import ReadThrottle
 PATIENCE_S: Final = 60.0
 """How long a request that may be repeated is repeated."""
 TIMEOUT_S: Final = 30.0
+"""How long a store may be silent, before its answer and within it."""
+SLOWEST_LINE: Final = 128 << 10
+"""The bytes a second at which a body is sent in time."""
+_LONGEST_ANSWER_S: Final = 3600
+"""How long an answer may take whose bytes keep coming."""
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
 _PIECE_SIZE: Final = 4 << 20
 _PAGE: Final = 1000
@@ -98,9 +105,11 @@ class ObjectClient:
                 f"{address}: the package obstore is missing. Run: pip install obstore"
             ) from None
         self._obstore: Any = obstore
-        self._store = _opened(address, timeout_s, patience_s)
-        self._once = _opened(address, timeout_s, None)
         self._patience_s = patience_s
+        self._timeout_s = timeout_s
+        self._stores: dict[tuple[float, float | None], Any] = {}
+        self._store = self._waiting(0, patience_s)
+        self._once = self._waiting(0, None)
         self.throttle = ReadThrottle()
         self._counts: Counter[str] = Counter()
 
@@ -130,10 +139,9 @@ class ObjectClient:
         return self._conditional(name, data, {"e_tag": etag})
 
     def _conditional(self, name: str, data: bytes, mode: object) -> Outcome:
+        store = self._waiting(len(data), None)
         try:
-            self._ask(
-                PUT, name, lambda: self._obstore.put(self._once, self._key(name), data, mode=mode)
-            )
+            self._ask(PUT, name, lambda: self._obstore.put(store, self._key(name), data, mode=mode))
         except RefusedError:
             return Outcome.EXISTS
         except PermanentError:
@@ -144,10 +152,11 @@ class ObjectClient:
 
     def put_unique(self, name: str, data: bytes | memoryview) -> None:
         """Write an object whose name nobody else uses. Raises StorageError."""
+        store = self._waiting(len(data), self._patience_s)
         self._ask(
             PUT,
             name,
-            lambda: self._obstore.put(self._store, self._key(name), data, use_multipart=False),
+            lambda: self._obstore.put(store, self._key(name), data, use_multipart=False),
         )
 
     def delete(self, names: Iterable[str]) -> None:
@@ -361,6 +370,20 @@ class ObjectClient:
 
     # --- all requests ----------------------------------------------------------------------------
 
+    def _waiting(self, size: int, patience_s: float | None) -> Any:
+        """Return obstore's store that waits for the answer to a body of `size` bytes.
+
+        obstore takes the sending of a body for silence, and has one timeout for each store. Waits
+        are therefore doubled until they suffice, so there are few stores.
+        """
+        silence_s = self._timeout_s
+        while silence_s * SLOWEST_LINE < size:
+            silence_s *= 2
+        wanted = silence_s, patience_s
+        if wanted not in self._stores:
+            self._stores[wanted] = _opened(self.address, silence_s, patience_s)
+        return self._stores[wanted]
+
     def _read(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
         """Send a request that changes nothing, again and again while it fails and patience lasts.
 
@@ -454,8 +477,11 @@ _memory_stores: dict[str, Any] = {}
 """The stores in memory of this process, by name."""
 
 
-def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -> Any:
-    """Return obstore's store for an address; without patience it repeats no request."""
+def _opened(address: StoreAddress, silence_s: float, patience_s: float | None) -> Any:
+    """Return obstore's store for an address; without patience it repeats no request.
+
+    `silence_s` is what the store may take until an answer begins, and between two pieces of it.
+    """
     from obstore import exceptions
     from obstore import store as stores
 
@@ -470,7 +496,8 @@ def _opened(address: StoreAddress, timeout_s: float, patience_s: float | None) -
         "retry_config": retries,
         "client_options": {
             "allow_http": address.allow_http or _environment_allows_http(address.scheme),
-            "timeout": f"{int(timeout_s)}s",
+            "read_timeout": datetime.timedelta(seconds=silence_s),
+            "timeout": datetime.timedelta(seconds=max(silence_s, _LONGEST_ANSWER_S)),
         },
     }
     if address.credentials is not None:

@@ -143,8 +143,8 @@ def footer_of(place: str, data: bytes) -> Sequence[Sequence[Any]]:
     if end < 0:
         raise CorruptLogError(place, len(data), "a footer", "the end")
     size, crc, version, magic = layout.MIXED_TRAILER.unpack_from(data, end)
-    if (magic, version) != (layout.MIXED_MAGIC, layout.MIXED_VERSION):
-        raise CorruptLogError(place, end, repr(layout.MIXED_MAGIC), f"{magic!r}, {version}")
+    if (magic, version) != (expected := (layout.MIXED_MAGIC, layout.MIXED_VERSION)):
+        raise CorruptLogError(place, end, f"{expected}", f"{(magic, version)}")
     payload = data[max(0, end - size) : end]
     if size > end or crc32c(payload) != crc:
         raise CorruptLogError(place, end, "the footer of its checksum", "another one")

@@ -129,8 +129,8 @@ class SideObject:
         if len(self._data) < header.size:
             raise CorruptLogError(self.place, len(self._data), "a header", "the end")
         magic, version, size, crc = header.unpack_from(self._data)
-        if (magic, version) != (layout.SIDE_MAGIC, layout.SIDE_VERSION):
-            raise CorruptLogError(self.place, 0, repr(layout.SIDE_MAGIC), f"{magic!r}, {version}")
+        if (magic, version) != (expected := (layout.SIDE_MAGIC, layout.SIDE_VERSION)):
+            raise CorruptLogError(self.place, 0, f"{expected}", f"{(magic, version)}")
         table = self._data[header.size : header.size + size]
         if len(table) < size or crc32c(table) != crc:
             raise CorruptLogError(self.place, header.size, "a table of its checksum", "another one")

@@ -23,7 +23,7 @@ from tests.object_store_server import StoreServer
 from tests.unit.storage_engine.store_log import batch, collect, committed, new_log, reread
 
 OF_A_VICTIM = {Fault.VICTIM_BEFORE, Fault.VICTIM_AFTER, Fault.MEANWHILE}
-FAULTS = [each for each in Fault if each not in OF_A_VICTIM]
+FAULTS = [each for each in Fault if each not in {*OF_A_VICTIM, Fault.SLOW_LINE}]
 WRITER = """
 import pickle, sys
 from kafkalog.storage_engine.object_store.client import ObjectClient

@@ -158,6 +158,26 @@ def test_a_late_answer_is_waited_for_no_longer_than_the_timeout(
     assert found.data == b"1"
 
 
+def test_a_slow_line_takes_longer_than_the_timeout_and_a_silent_one_does_not(
+    s3_address: StoreAddress, store_proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.storage_engine.object_store.client.SLOWEST_LINE", 256 << 10)
+    client = ObjectClient(s3_address, patience_s=0.0, timeout_s=1.0)
+    body = bytes(1 << 20)
+    store_proxy.reset(Rule(Fault.SLOW_LINE, times=4, seconds=1.5))
+    with ThreadPoolExecutor(2) as pool:
+        put = pool.submit(client.put_unique, "x", body)
+        assert client.create("y", body) is Outcome.DONE
+        put.result()
+        fetched = pool.submit(client.fetch, "x", 0, len(body))
+        assert b"".join(client.pieces("y", len(body))) == body
+        assert bytes(fetched.result()) == body
+    assert store_proxy.counts == {"PUT": 2, "GET": 2}
+    store_proxy.reset(Rule(Fault.LATE, seconds=1.5))
+    with pytest.raises(StorageError, match="the store did not answer in time"):
+        client.fetch("x", 0, 1)
+
+
 def test_a_store_that_fails_for_longer_than_the_patience_is_one_sentence(
     s3_address: StoreAddress, store_proxy: StoreProxy
 ) -> None:

@@ -1,8 +1,9 @@
 """Runs the commands of the Dockerfile in a chroot: where no engine builds images, or to be quick.
 
-`python -m tests.acceptance.dockerfile_chroot [--base DIRECTORY]`, as root on Linux. The base is a
-system's directory, such as `debootstrap` makes; without it, it is this machine's own. Either is the
-lower layer of an overlay, so it is left as it was, and all that is done is gone at the end.
+`python -m tests.acceptance.dockerfile_chroot [--base DIRECTORY] [--build]`, as root on Linux. The
+base is a system's directory, such as `debootstrap` makes; without it, it is this machine's own.
+Either is the lower layer of an overlay, so it is left as it was, and all that is done is gone at
+the end. `--build` leaves out the command that a container runs.
 
 On this machine's own system `apt-get install` only checks that the packages are there, and the
 checkout comes with its virtual environment. On another base everything is installed, in minutes.
@@ -61,7 +62,7 @@ def instructions(text: str) -> list[tuple[str, str]]:
     return found
 
 
-def script(text: str, place: Path, base: Path, checkout: Path) -> str:
+def script(text: str, place: Path, base: Path, checkout: Path, *, is_run: bool) -> str:
     """Return the shell script that does what a Dockerfile says, in a chroot."""
     lines = [_MOUNTS.format(place=place, base=base)]
     root, directory, user = place / "root", "/", "root"
@@ -86,7 +87,7 @@ def script(text: str, place: Path, base: Path, checkout: Path) -> str:
             lines.append(_CHECKOUT.format(place=place, checkout=checkout, directory=directory))
         elif name == "USER":
             user = argument
-        elif name in ("RUN", "CMD"):
+        elif name == "RUN" or (name == "CMD" and is_run):
             lines.append(run(argument if name == "RUN" else shlex.join(json.loads(argument))))
     return "\n".join(lines)
 
@@ -95,7 +96,9 @@ def main() -> int:
     """Run them; return the exit status of the first command that fails."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--base", type=Path, default=Path("/"), help="the system's directory")
-    base = parser.parse_args().base.resolve()
+    parser.add_argument("--build", action="store_true", help="without the container's command")
+    options = parser.parse_args()
+    base = options.base.resolve()
     if sys.platform != "linux" or os.geteuid() != 0:
         sys.exit("tests.acceptance.dockerfile_chroot: needs root on Linux")
     with tempfile.TemporaryDirectory(prefix="kafkalog-image-") as directory:
@@ -105,7 +108,8 @@ def main() -> int:
         if base != Path("/"):  # without what .dockerignore names
             checkout = Path(directory, "checkout")
             subprocess.run(["git", "clone", "-q", f"file://{ROOT}", checkout], check=True)
-        text = script((ROOT / "Dockerfile").read_text(), place, base, checkout)
+        image = (ROOT / "Dockerfile").read_text()
+        text = script(image, place, base, checkout, is_run=not options.build)
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", text]
         return subprocess.run(command, check=False).returncode
 

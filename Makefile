@@ -25,7 +25,7 @@ KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test store-suite nfs-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -92,6 +92,10 @@ store-suite: $(READY) $(if $(KAFKALOG_TEST_PATH),,$(PEERS)) ## Spark's suites of
 
 nfs-test: $(READY) ## two writers, two cleaners, kills and readers on two mounts of NFS; root, and Debian's user-mode-linux
 	$(BIN)/python -m tests.acceptance.nfs_machine $(ARGS)
+
+image-test: $(READY) ## the Dockerfile's commands in a chroot of a bare Debian, minutes; root, and Debian's debootstrap
+	test -x .peers/debian/usr/bin/apt-get || debootstrap --variant=minbase bookworm .peers/debian
+	$(BIN)/python -m tests.acceptance.dockerfile_chroot --base .peers/debian
 
 torture-cleaner: $(READY) ## a log written, deleted from, followed by Spark and cleaned, TORTURE seconds each (300)
 	KAFKALOG_SECONDS=$(TORTURE) $(BIN)/python -m pytest -s tests/acceptance/test_cleaner_torture.py $(ARGS)

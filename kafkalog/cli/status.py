@@ -11,7 +11,7 @@ are read.
 
 --html writes one page instead, which has all of this, the segments to scale, and the findings of
 `explain`. It replaces the file. The page counts dead records by reading the log; --no-count leaves
-that out.
+that out. They are not counted in an object store.
 
 --checkpoint prints instead how far the streaming query with that checkpoint lags, per source and
 partition, even while it runs.
@@ -42,7 +42,6 @@ from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from kafkalog.cli.terminal.colours import Style
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log.log_engine import LogEngine
 
 EXAMPLES: Final = (
@@ -69,7 +68,7 @@ def command(
         typer.Option(
             "--count/--no-count",
             help="Whether the picture counts dead bytes.",
-            show_default="count",
+            show_default="count in a directory",
         ),
     ] = None,
     json: Annotated[
@@ -80,6 +79,7 @@ def command(
     ] = False,
 ) -> None:
     """Print the status."""
+    from kafkalog.cli.picture.counts import is_counting
     from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url
@@ -96,14 +96,15 @@ def command(
     with open_readable(path) as opened:
         if topic is not None:
             opened.describe(topic)
-        if is_store_url(path) and html is None and checkpoint is None:
+        if html is not None:
+            roots = [] if is_store_url(path) else address.directories(path)
+            check_outside(html, roots, "a picture", "--html")
+            _write_picture(path, opened, html, topic, counts_dead=is_counting(path, count))
+            return
+        if is_store_url(path) and checkpoint is None:
             _print_store(opened, topic, json=json)
             return
         log = engine_of(opened)
-        if html is not None:
-            check_outside(html, address.directories(path), "a picture", "--html")
-            _write_picture(path, log, html, topic, counts_dead=count is not False)
-            return
         if checkpoint is not None:
             state = log.state()
             is_live = any(log_row(root, state)["running"] for root in address.directories(path))
@@ -119,10 +120,11 @@ def command(
 
 def _print_store(log: LogEngine, topic: str | None, *, json: bool) -> None:
     from kafkalog.cli.store_status import print_store, store_rows
+    from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     assert isinstance(log, ObjectLog)
-    found = store_rows(log, topic)
+    found = store_rows(log, log.store_state(), topic, clock.now_ms())
     if not json:
         print_store(found)
     for row in found if json else ():
@@ -130,18 +132,19 @@ def _print_store(log: LogEngine, topic: str | None, *, json: bool) -> None:
 
 
 def _write_picture(
-    path: str, log: Engine, file: Path, topic: str | None, *, counts_dead: bool
+    path: str, log: LogEngine, file: Path, topic: str | None, *, counts_dead: bool
 ) -> None:
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.cli.picture.figures import figures
     from kafkalog.cli.picture.page import page
+    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.fs import clock
 
     counts = Counts()
     if counts_dead:
         with progress("counting what is dead", lambda: len(log.topics())) as advance:
             for name in log.topics() if topic is None else [topic]:
-                counts.count(log, name)
+                counts.count(engine_of(log), name)
                 advance(1)
     found = figures(path, log, counts, clock.now_ms(), topic)
     _write(file, page(found, is_live=False))

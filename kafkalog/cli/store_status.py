@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import StoreState
 
 
-def store_rows(log: ObjectLog, topic: str | None) -> list[dict[str, Any]]:
-    """Return what `--json` prints, in its order: log, writers, partitions."""
+def store_rows(
+    log: ObjectLog, state: StoreState, topic: str | None, now_ms: int
+) -> list[dict[str, Any]]:
+    """Return what `--json` prints of a state of the log, in its order: log, writers, partitions.
+
+    The requests are all those that the log has sent since it was opened.
+    """
     from kafkalog.cleaner.report.store_report import report, status_store
-    from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
-    state = log.store_state()
-    now_ms = clock.now_ms()
     found = report(state, now_ms)
     statuses = {(each.topic, each.partition): each for each in status_store(state, now_ms)}
     requests = dict(log.client.counts)

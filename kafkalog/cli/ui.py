@@ -6,6 +6,10 @@ at a time. The page follows the log. Nothing is written, and only this machine g
 (127.0.0.1). The server counts dead records by reading the log in the background; --no-count leaves
 that out.
 
+For a log in an object store it shows the objects of each partition, those that no cleaner has
+regrouped yet, amplification, requests and their price. The page asks for the newest commit every
+two seconds, which is one request. Dead records are not counted there: that reads every object.
+
 `kafkalog status PATH --html FILE` writes the same page, without records, as a file.
 """
 
@@ -16,13 +20,14 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import ReadablePath
-from kafkalog.cli.app.opened import open_readable_directory
+from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import note, print_line
 
 EXAMPLES: Final = (
     "kafkalog ui /data/shop",
     "kafkalog ui /data/shop --port 0 --no-count",
+    "kafkalog ui s3://bucket/shop",
 )
 _PORT: Final = 8686
 
@@ -34,15 +39,22 @@ def command(
         typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any free port."),
     ] = _PORT,
     count: Annotated[
-        bool, typer.Option("--count/--no-count", help="Whether dead bytes are counted.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--count/--no-count",
+            help="Whether dead bytes are counted.",
+            show_default="count in a directory",
+        ),
+    ] = None,
 ) -> None:
     """Serve the picture until a signal ends it."""
+    from kafkalog.cli.picture.counts import is_counting
     from kafkalog.cli.picture.server import HOST, serving
 
-    with stop_signals() as stop, open_readable_directory(path) as log:
+    counts_dead = is_counting(path, count)
+    with stop_signals() as stop, open_readable(path) as log:
         log.state()  # an unreadable log fails here, not on the page
-        with serving(path, log, port, counts_dead=count) as chosen:
+        with serving(path, log, port, counts_dead=counts_dead) as chosen:
             print_line(f"http://{HOST}:{chosen}/")
             note(f"{path}: the picture is served; Ctrl-C ends it")
             stop.wait()

@@ -24,7 +24,7 @@ EVERY = ["--every"] if os.environ.get("KAFKALOG_STEPS") == "every" else []
 def deaths(program: str, directory: Path, *arguments: str) -> list[Any]:
     """Run a program that dies again and again; return the lines that it has printed."""
     command = [sys.executable, "-m", f"tests.acceptance.{program}", str(directory), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-8000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     beside = {"deaths within a commit or an upsert": len(found)}

@@ -104,7 +104,7 @@ def word_of(state: StoreState, topic: str, partition: int, plan: Decision) -> tu
     if mark is not None:
         return "uncleanable", mark.reason
     if plan.act == CLEAN:
-        return "due", plan.reason
+        return "dirty", plan.reason
     if plan.code in {"clean", "empty"}:
         return "clean", ""
     return "not due", plan.reason
@@ -160,7 +160,8 @@ def _explained(state: StoreState, topic: str, now_ms: int) -> list[Explanation]:
         code = {"uncleanable": "uncleanable", "clean": "all clean"}.get(word, _code(plan))
         findings = [Reason(code, reason or plan.reason, until_ms=plan.until_ms)]
         if plan.figures.get("freshBytes") or _has_fresh(state, topic, number):
-            fresh = f"It has fresh records, which are cleaned after a regroup. {regroup.reason}"
+            cleaned = "" if word == "not compacted" else ", which are cleaned after a regroup"
+            fresh = f"It has fresh records{cleaned}. {regroup.reason}"
             until_ms = None if regroup.act == REGROUP else regroup.until_ms
             findings.append(Reason("fresh", fresh, until_ms=until_ms))
         figures = ", ".join(f"{name} {value:.6g}" for name, value in plan.figures.items())

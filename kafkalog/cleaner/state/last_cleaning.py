@@ -75,8 +75,16 @@ def read_last_cleaning(directory: Path) -> LastCleaning | None:
 def read_cleanings(directory: Path) -> list[LastCleaning]:
     """Return the remembered cleanings of a partition, the latest first."""
     try:
-        content = json.loads(files.read_file(directory / layout.LAST_CLEANING))
-    except (OSError, ValueError, RecursionError):
+        return cleanings_of(files.read_file(directory / layout.LAST_CLEANING))
+    except OSError:
+        return []
+
+
+def cleanings_of(text: str | bytes) -> list[LastCleaning]:
+    """Return the cleanings that the content of the file tells; [] if it tells none."""
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
         return []
     if not isinstance(content, dict) or content.get("version") != _VERSION:
         return []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.log.log_engine import LogEngine
 
 
@@ -26,13 +25,6 @@ def open_writable(path: str, *, create: bool = False) -> LogEngine:
     log = open_engine(path, create=create)
     log.check_writable()
     return log
-
-
-def open_readable_directory(path: str) -> Engine:
-    """Open a log as `open_readable` does; raises InvalidInputError for one in an object store."""
-    from kafkalog.storage_engine.engine import engine_of
-
-    return engine_of(open_readable(path))
 
 
 def _check_log(path: str) -> None:

@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.errors import KafkaLogError
+from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.address import is_store_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
 _BUDGET_BYTES: Final = 64 << 20
 _REST: Final = 10
 """The next count of a partition waits this many times as long as the last one took."""
+
+
+def is_counting(path: str, wanted: bool | None) -> bool:
+    """Tell whether dead records are counted: in a directory, unless that is not wanted.
+
+    Raises InvalidInputError if they are wanted of an object store.
+    """
+    if wanted and is_store_url(path):
+        raise InvalidInputError(
+            f"{path}: --count reads the whole log (expected a directory, found an object store). "
+            "Leave it out."
+        )
+    return wanted is not False and not is_store_url(path)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,8 @@
  "partitions": [{"topic": ..., "partition": ..., "config": {...}, "segments": [...],
                  "cleanedBytes": ..., "retiredBytes": ..., "cleanings": [...],
                  "explanation": {an object of `explain --json`}}]}
+
+Those of a log in an object store are alike; `store_figures` makes them.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
-from kafkalog.cli import explain as explain_verb
+from kafkalog.cli.picture.partition_row import config_row, partition_row
+from kafkalog.cli.picture.store_figures import store_partitions
 from kafkalog.cli.status_rows import cleaning_row, status_rows
+from kafkalog.cli.store_status import store_rows
 from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,51 +35,59 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.report.explain import Explanation
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.metadata.config import TopicConfig
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 
 def figures(
-    path: str, log: Engine, counts: Counts, now_ms: int, topic: str | None = None
+    path: str, log: LogEngine, counts: Counts, now_ms: int, topic: str | None = None
 ) -> dict[str, Any]:
-    """Return the figures of a log, or of a topic, as JSON objects; no records are read."""
+    """Return the figures of a log, or of a topic, as JSON objects; no records are read.
+
+    For a log in an object store that is one request, if nothing has changed.
+    """
     from kafkalog import __version__
 
-    plans = Plans(log, now_ms)
-    partitions = []
-    for name in log.topics() if topic is None else [topic]:
-        try:
-            explanations = explain(log, name, now_ms, plans)
-        except KafkaLogError:  # it was deleted meanwhile
-            continue
-        partitions += [_partition(log, found, counts, plans) for found in explanations]
+    if isinstance(log, ObjectLog):
+        state = log.store_state()
+        status = store_rows(log, state, topic, now_ms)
+        partitions = store_partitions(state, topic, now_ms)
+    else:
+        directory = engine_of(log)
+        plans = Plans(directory, now_ms)
+        status = status_rows(path, directory, topic, plans)
+        partitions = _partitions(directory, counts, plans, topic)
     return {
         "version": 1,
         "madeMs": now_ms,
         "path": path,
         "release": __version__,
-        "status": status_rows(path, log, topic, plans),
+        "status": status,
         "partitions": partitions,
     }
 
 
+def _partitions(
+    log: Engine, counts: Counts, plans: Plans, topic: str | None
+) -> list[dict[str, Any]]:
+    found = []
+    for name in log.topics() if topic is None else [topic]:
+        try:
+            explanations = explain(log, name, plans.now_ms, plans)
+        except KafkaLogError:  # it was deleted meanwhile
+            continue
+        found += [_partition(log, each, counts, plans) for each in explanations]
+    return found
+
+
 def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) -> dict[str, Any]:
     topic, partition = found.topic, found.partition
-    row: dict[str, Any] = {
-        "topic": topic,
-        "partition": partition,
-        "config": None,
-        "segments": [],
-        "cleanedBytes": 0,
-        "retiredBytes": 0,
-        "cleanings": [],
-        "explanation": explain_verb.row(found),
-    }
+    row = partition_row(found)
     try:
         directory = log.partition_directory(topic, partition)
         planned, state = plans.of(topic, partition)
-        row["config"] = _config(planned.config)
+        row["config"] = config_row(planned.config)
         row["segments"] = segment_rows(
             planned,
             state,
@@ -85,15 +99,6 @@ def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) ->
     except (OSError, KafkaLogError):
         pass  # the explanation says why it cannot be read
     return row
-
-
-def _config(config: TopicConfig) -> dict[str, Any]:
-    return {
-        "cleanupPolicy": ",".join(sorted(config.cleanup_policy)),
-        "minCleanableDirtyRatio": config.min_cleanable_dirty_ratio,
-        "deleteRetentionMs": config.delete_retention_ms,
-        "segmentBytes": config.segment_bytes,
-    }
 
 
 def segment_rows(

@@ -19,10 +19,12 @@ from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
 from kafkalog.cli.picture.records import records_page
 from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.log.log_engine import LogEngine
 
 HOST: Final = "127.0.0.1"
 _LOOPBACK: Final = (HOST, "localhost")
@@ -34,7 +36,7 @@ class _Stopped(Exception):
 
 
 @contextlib.contextmanager
-def serving(path: str, log: Engine, port: int, *, counts_dead: bool) -> Iterator[int]:
+def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Iterator[int]:
     """Serve the picture and yield the port (0: any free one); raises InvalidInputError if taken."""
     counts = Counts()
     try:
@@ -49,7 +51,10 @@ def serving(path: str, log: Engine, port: int, *, counts_dead: bool) -> Iterator
     workers = [threading.Thread(target=server.serve_forever, name="kafkalog-ui", daemon=True)]
     if counts_dead:
         work = threading.Thread(
-            target=_count, args=(log, counts, stopped), name="kafkalog-ui-counts", daemon=True
+            target=_count,
+            args=(engine_of(log), counts, stopped),
+            name="kafkalog-ui-counts",
+            daemon=True,
         )
         workers.append(work)
     for worker in workers:

@@ -21,8 +21,11 @@ from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.object_store.address import is_store_url
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
+from tests.unit.storage_engine.store_log import new_object_log
 
 pytestmark = pytest.mark.slow
 NOW_MS = 1_700_000_000_000
@@ -68,8 +71,10 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
     contexts: list[Any] = []
     servers: list[AbstractContextManager[int]] = []
 
-    def open_page(**settings: Any) -> Any:
-        server = serving(str(log.root), engine_of(log), 0, counts_dead=True)
+    def open_page(path: str = "", stored: LogEngine | None = None, **settings: Any) -> Any:
+        if stored is None:
+            path, stored = str(log.root), engine_of(log)
+        server = serving(path, stored, 0, counts_dead=not is_store_url(path))
         port = server.__enter__()
         servers.append(server)
         context = browser.new_context(**settings)
@@ -393,4 +398,32 @@ def test_the_file_shows_the_same(
     page.goto(file.as_uri())
     assert page.locator("article").count() == 4
     assert page.locator("#foot").inner_text().startswith("Made at ")
+    # A file has no records: it names the command that shows them.
+    assert page.locator("[data-part=records]").count() == 0
+    assert page.locator("#foot code").inner_text() == f"kafkalog ui {log.root}"
     page.close()
+
+
+def test_an_object_store_shows_its_objects_costs_and_records_on_a_phone(opened: Open) -> None:
+    stored = new_object_log()
+    stored.create_topic("stock")
+    for value in range(3):
+        stored.append("stock", [(f"k{key}", f"{value}") for key in range(9)])
+    page = opened(stored.root, stored, viewport={"width": 400, "height": 900})
+    assert "3 fresh objects" in page.locator("#log").inner_text()
+    costs = page.locator("#costs").inner_text()
+    assert "one read of everything: 3 GETs" in costs and "regroup not due: " in costs
+    classes = page.locator(".segment").evaluate_all("all => all.map(one => one.classList[1])")
+    assert classes == ["fresh"] * 3
+    assert page.locator(".legend i.fresh").is_visible()
+    assert not page.locator(".legend i.active").is_visible()
+    until(page, "dataset.base")
+    page.keyboard.press("End")
+    assert told(page, "stock-0").startswith("fresh object, offsets 18 to 26")
+    assert told(page, "stock-0").endswith(".mixed")
+    until(page, "matches('[data-part=records] summary')")
+    page.keyboard.press("Enter")
+    page.wait_for_selector('[data-part="records"] .told >> text=offsets 2 to 26')
+    stored.append("stock", [("k0", "new")])
+    page.wait_for_selector('[data-field="highWatermark"][data-value="28"]')
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -55,7 +55,7 @@ from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
 from tests.torture.workloads import OPERATIONS, VARIANTS, prepare, random_sequences, sequences
 
-TARGET: Final = 100_000
+TARGET: Final = 200_000
 _QUICK: Final = 900
 _LONG: Final = range(8, 21)
 _LONGS: Final = 20

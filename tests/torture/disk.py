@@ -11,7 +11,6 @@ import functools
 import hashlib
 import itertools
 import os
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -223,8 +222,8 @@ class Disk:
         found = [(entry.number, entry.act) for entry in entries if not entry.is_durable]
         return sorted(found, key=lambda pair: pair[0])
 
-    def tears(self, act: Act, dice: random.Random) -> list[Tear]:
-        """Return ways in which a write may be there in part: some of its sectors."""
+    def tears(self, act: Act) -> list[Tear]:
+        """Return ways in which a write may be there in part: up to each sector, or without it."""
         if not isinstance(act, Write):
             return []
         end = act.position + len(act.data)
@@ -232,9 +231,8 @@ class Disk:
         cuts = [place - act.position for place in range(first, end, SECTOR)]
         found: list[Tear] = []
         if cuts:
-            sectors = [0, *cuts]
-            found += [("cut", cut) for cut in _some(cuts, dice)]
-            found += [("sector", at) for at in _some(sectors, dice)]
+            found += [("cut", cut) for cut in cuts]
+            found += [("sector", at) for at in [0, *cuts]]
         if end > len(self._files[act.file]):
             found.append(("zero", 0))
         return found
@@ -323,11 +321,6 @@ def _name(directories: dict[int, dict[str, int]], act: Act) -> None:
             directories[directory].pop(name, None)
         else:
             directories[directory][name] = number
-
-
-def _some(places: list[int], dice: random.Random) -> list[int]:
-    """Return the first, the last, and one between."""
-    return sorted({places[0], places[-1], dice.choice(places)})
 
 
 def check_recorded(recorder: Recorder) -> None:

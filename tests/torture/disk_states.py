@@ -18,16 +18,16 @@ _ALL_SUBSETS: Final = 4
 def states(disk: Disk, dice: random.Random, *, draws: int = 8) -> Iterator[State]:
     """Yield what the disk may have at this moment; equal trees may come more than once.
 
-    None and all of the unsynced acts, each of them lost, each of them alone, each write torn with
-    all others and with none; and subsets: all of them where they are few, some of the pairs and
-    larger ones, torn ones among them, otherwise.
+    None and all of the unsynced acts, each of them lost, each of them alone, each write torn at
+    each sector with all others and with none; and subsets: all of them where they are few, some
+    of the pairs and larger ones, torn ones among them, otherwise.
     """
     unsynced = disk.unsynced()
     numbers = [number for number, _ in unsynced]
     all_kept: dict[int, Tear | None] = dict.fromkeys(numbers)
     yield disk.everything()
     yield disk.state("none", {})
-    tears = {number: disk.tears(act, dice) for number, act in unsynced}
+    tears = {number: disk.tears(act) for number, act in unsynced}
     for number in numbers:
         yield disk.state(f"lost-{number}", {n: None for n in numbers if n != number})
         yield disk.state(f"only-{number}", {number: None})

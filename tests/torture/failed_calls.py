@@ -50,7 +50,7 @@ from tests.torture.workloads import (
 
 __all__ = ["Plan", "cases", "main"]
 
-TARGET: Final = 10_000
+TARGET: Final = 20_000
 _QUICK: Final = 3
 """Cases of each workload in a quick run."""
 _FURTHER_PAIRS: Final = 80

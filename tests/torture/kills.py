@@ -45,7 +45,7 @@ from tests.torture.oracle import Model, Notes, Progress, Wrong
 from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
 
-TARGET: Final = 1_000
+TARGET: Final = 2_000
 QUICK: Final = 80
 KILLS: Final = 50
 """Of one log."""

@@ -56,7 +56,7 @@ from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
 
 TARGET: Final = 10_000
-MINUTES: Final = 30
+MINUTES: Final = 60
 QUICK: Final = 80
 CUTS: Final = 25
 """Of one round."""

@@ -28,7 +28,7 @@ from tests import ROOT
 from tests.torture import Tally, parser
 from tests.torture.scratch import ending
 
-TARGET: Final = 100
+TARGET: Final = 200
 SUITES: Final[Mapping[str, Mapping[str, str]]] = {
     "query": {"KAFKALOG_KILLS": "20"},
     "steps": {"KAFKALOG_STEPS": "every"},

@@ -99,6 +99,18 @@ def test_writes_are_torn_where_sectors_end_and_reordered(root: Path) -> None:
     assert b"a" * 600 + b"." * 600 in found
 
 
+def test_a_write_is_torn_at_each_of_its_sectors(root: Path) -> None:
+    (root / "old").write_bytes(b"." * 3072)
+    with Recorder(root) as recorder:
+        fd = files.open_to_write(root / "old")
+        files.write_at(fd, b"a" * 3072, 0)
+        os.close(fd)
+    found = [tree["old"] for tree in trees(recorder)]
+    for at in range(0, 3072, 512):
+        assert b"a" * at + b"." * (3072 - at) in found
+        assert b"a" * at + b"." * 512 + b"a" * (3072 - at - 512) in found
+
+
 def test_a_name_that_was_given_again_is_another_file(root: Path) -> None:
     with Recorder(root) as recorder:
         files.remove(root / "old")

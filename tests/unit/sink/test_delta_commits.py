@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import types
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import Batch, DeltaUpsert, Position
 from kafkalog.sink.upsert.delta.columns import _keeps_values, delta_type
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
@@ -43,6 +43,14 @@ def test_the_last_commit_is_found_below_those_of_others(newer: int) -> None:
 def test_without_an_upsert_in_the_history_the_tables_version_counts() -> None:
     session: Any = History(*[None] * 12)
     assert last_commit(session, "t") == UpsertCommit(11, {})
+
+
+def test_a_commit_of_a_build_that_recorded_no_key_is_refused_in_a_sentence() -> None:
+    text = '{"format": "kafkalog/1", "commit": 3, "positions": {}}'
+    session: Any = History(None, text, "by hand")
+    words = r"^version 1: another build .* found commit, format, positions\)\. Go on"
+    with pytest.raises(StorageError, match=words):
+        last_commit(session, "t")
 
 
 def test_an_upsert_with_another_key_than_the_last_commit_is_refused() -> None:

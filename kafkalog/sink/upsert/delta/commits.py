@@ -14,8 +14,9 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from kafkalog.errors import StorageError
 from kafkalog.sink.upsert.position import Position
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def last_commit(spark: SparkSession, table: str) -> UpsertCommit:
     """Return the last commit of an upsert to a table, which is given as in SQL.
 
     If the history has none, the result has no positions and no key, and the table's version as its
-    number. No commit that Delta has removed from the history has a higher number.
+    number. No commit that Delta has removed from the history has a higher number. Raises
+    StorageError for a commit of another build that cannot be read.
     """
     wanted = _ROWS_FIRST
     while True:
@@ -80,18 +82,28 @@ def last_commit(spark: SparkSession, table: str) -> UpsertCommit:
         for row in rows:
             found = _of_metadata(row.userMetadata)
             if found is not None:
-                return found
+                return _commit(found, f"version {row.version}")
         if len(rows) < wanted:
             return UpsertCommit(rows[0].version, {})
         wanted *= _ROWS_FACTOR
 
 
-def _of_metadata(text: str | None) -> UpsertCommit | None:
+def _of_metadata(text: str | None) -> dict[str, Any] | None:
+    """Return the metadata of an upsert; None for that of another commit."""
     try:
         found = json.loads(text or "null")
     except ValueError:
         return None
-    if not isinstance(found, dict) or found.get("format") != _FORMAT:
-        return None
-    positions = {query_id: Position(**each) for query_id, each in found["positions"].items()}
-    return UpsertCommit(found["commit"], positions, tuple(found["key"]))
+    return found if isinstance(found, dict) and found.get("format") == _FORMAT else None
+
+
+def _commit(found: Mapping[str, Any], where: str) -> UpsertCommit:
+    try:
+        positions = {query_id: Position(**each) for query_id, each in found["positions"].items()}
+        return UpsertCommit(found["commit"], positions, tuple(found["key"]))
+    except (KeyError, TypeError, AttributeError):
+        raise StorageError(
+            f"{where}: another build of kafkalog has committed it (expected metadata with commit, "
+            f"key and positions, found {', '.join(sorted(found))}). Go on with that build, or "
+            "upsert into a new table."
+        ) from None

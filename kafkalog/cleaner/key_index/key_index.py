@@ -254,7 +254,7 @@ class KeyIndex:
         except OSError:
             return None
         source = FileBytes(fd)
-        found = cls.of(source, segment, has_samples=True)
+        found = cls.of(source, segment, has_samples=not segment.is_late)
         if found is None:
             source.close()
         return found

@@ -1,9 +1,10 @@
 """A partition of a log in an object store, as a log directory for the time of one cleaning.
 
-Its segment objects are fetched into the directory, each once, with their indexes. They are the
-closed segments there. Fresh extents of mixed objects stay where they are, as an active segment
-does. The local cleaner then works in the directory, by its own rules. Segments that are new after
-that become segment objects.
+Its segment objects are fetched into the directory, each at most once, with their indexes. They are
+the closed segments there. A clean one with a key index has only its size at first: its records come
+when the cleaner reads them, which leaves unchanged segments alone. Fresh extents of mixed objects
+stay where they are, as an active segment does. The local cleaner then works in the directory, by
+its own rules. Segments that are new after that become segment objects.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
@@ -67,7 +70,11 @@ class ScratchPartition:
         """The name of the object that each file was fetched from."""
         self._keyed: set[str] = set()
         """Those that have a key index."""
+        self._late: dict[Path, Callable[[], None]] = {}
+        """What fetches the records of segments that wait."""
+        self._may_wait = False
         self.engine = Engine(root)
+        self.engine.late = self._late
         self.directory = self.engine.partition_directory(topic, partition)
         offset = self.held.producer_snapshot
         is_here = any(each.base_offset < offset <= each.next_offset for _, each in self.sources)
@@ -103,9 +110,15 @@ class ScratchPartition:
     def fetch(self) -> None:
         """Fetch the segment objects and their indexes, by two requests each.
 
-        Raises CorruptLogError, StorageError, OSError.
+        The records of clean ones wait if the dirty section is small (`unchanged_segments`). Raises
+        CorruptLogError, StorageError, OSError.
         """
         self.restore_notes()
+        sizes = [0, 0]
+        for _, extent in self.sources:
+            sizes[self._is_clean(extent)] += extent.size
+        dirty, clean = sizes
+        self._may_wait = clean >= unchanged_segments.WORTHWHILE * dirty
         sections = _each(self._fetch, self.sources)
         keys = {section.key for section in sections}
         list_sections(self.directory, sections, present=keys)
@@ -125,13 +138,6 @@ class ScratchPartition:
     def _fetched(self, placed: PlacedExtent) -> Section:
         name, extent = placed
         each = self._state.objects[name]
-        log = self._path(extent, layout.LOG)
-        with files.closing(files.open_empty(log)) as fd:
-            position = 0
-            for piece in self._client.pieces(name, each.size):
-                files.write_at(fd, piece, position)
-                position += len(piece)
-        self._inodes[log.stat().st_ino] = name
         side = self._side(name, each)
         for suffix in _FILES:
             content = side.section(suffix)
@@ -141,12 +147,38 @@ class ScratchPartition:
         if keys:
             files.create(self.directory / layout.key_index_file(extent.base_offset), keys)
             self._keyed.add(name)
+        log = self._path(extent, layout.LOG)
+        with files.closing(files.open_empty(log)) as fd:
+            files.truncate(fd, each.size)
+        self._inodes[log.stat().st_ino] = name
+        if keys and self._may_wait and self._is_clean(extent):
+            self._late[log] = partial(self._bring, placed)
+        else:
+            self._fetch_log(placed)
         if extent.base_offset < self._producers_at <= extent.next_offset:
             files.create(self._producers(), side.section(layout.SNAPSHOT))
-        mtime_ns = max(0, extent.max_timestamp) * 1_000_000
-        files.set_times(log, mtime_ns)
         gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
         return Section(extent.base_offset, extent.size, gaps.reshape(-1, 2))
+
+    def _fetch_log(self, placed: PlacedExtent) -> None:
+        name, extent = placed
+        log = self._path(extent, layout.LOG)
+        with files.closing(files.open_to_write(log)) as fd:
+            position = 0
+            for piece in self._client.pieces(name, extent.size):
+                files.write_at(fd, piece, position)
+                position += len(piece)
+        files.set_times(log, max(0, extent.max_timestamp) * 1_000_000)
+
+    def _bring(self, placed: PlacedExtent) -> None:
+        """Fetch a segment that has waited, unless it is here."""
+        log = self._path(placed.extent, layout.LOG)
+        if log in self._late:
+            self._fetch_log(placed)
+            del self._late[log]
+
+    def _is_clean(self, extent: Extent) -> bool:
+        return extent.next_offset <= valid_first_dirty_offset(self.held)
 
     def _side(self, name: str, each: DataObject) -> SideObject:
         side = layout.stored_side(name)

@@ -165,7 +165,9 @@ def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
     assert log.store_state().number == number
 
 
-def test_segments_without_obsolete_records_are_not_written_again(log: ObjectLog) -> None:
+def test_segments_without_obsolete_records_are_neither_fetched_nor_written_again(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are written once more, for their key index."""
     log.create_topic("t", 1, {"segment.bytes": "300", "compression.type": "uncompressed"})
     for first in range(0, 40, 8):
@@ -175,9 +177,21 @@ def test_segments_without_obsolete_records_are_not_written_again(log: ObjectLog)
     kept = set(log.store_state().objects)
     log.append("t", [("39", "w")], now_ms=NOW_MS)
     expected = latest(log)
+    fetched: list[str] = []
+    pieces = log.client.pieces
+
+    def noted(name: str, size: int) -> Iterator[bytes]:
+        fetched.append(name)
+        return pieces(name, size)
+
+    monkeypatch.setattr(log.client, "pieces", noted)
     run(log)
     assert records(log) == expected
-    assert len(kept & set(log.store_state().objects)) >= len(kept) - 1
+    still = kept & set(log.store_state().objects)
+    assert len(still) == len(kept) - 1
+    assert not still & {*fetched}
+    # Each input at most once: the fresh object, the dirty segment, the one with key 39, and sides.
+    assert len(fetched) == len({*fetched}) == 1 + 1 + 1 + len(kept) + 1
 
 
 # --- rules ---------------------------------------------------------------------------------------

@@ -111,9 +111,7 @@ def clean_round(
         check_abort()
         load_state()  # whoever deletes the topic waits for this round to end
 
-    opened = open_snapshot(
-        directory, topic, partition, load_state, held=True, late=engine.late
-    )
+    opened = open_snapshot(directory, topic, partition, load_state, held=True, late=engine.late)
     with opened as snapshot:
         pins = load_pins()
         log = log_to_clean(

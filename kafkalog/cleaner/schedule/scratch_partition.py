@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
 
+from kafkalog.cleaner.key_index import key_filter
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
@@ -276,6 +277,8 @@ class ScratchPartition:
         for name, path in paths.items():
             with contextlib.suppress(FileNotFoundError):
                 found[name] = files.read_file(path)
+        if layout.KEYS in found:
+            found[layout.FILTER] = key_filter.encoded(found[layout.KEYS])
         listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
         if not listed:
             raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")

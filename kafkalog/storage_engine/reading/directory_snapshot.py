@@ -248,9 +248,7 @@ class DirectorySnapshot(PartitionSnapshot):
             if base_offset >= end:
                 return
             try:
-                segment = _opened(
-                    self.state, self.segments, place, self._window.gaps, self._late
-                )
+                segment = _opened(self.state, self.segments, place, self._window.gaps, self._late)
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
@@ -315,9 +313,10 @@ def open_snapshot(
     `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
     calls it again for each further window. `whole` opens all segments. `held` opens each by name
     when the read gets there. It is for the holder of the cleaner lock, who alone replaces segments
-    and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset of the first read, if known.
-    `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
-    the aborted transactions for the last loaded state (None: read the `.txnindex` files).
+    and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset
+    of the first read, if known. `locked` is False for a broker's directory, to leave no lock files
+    there. `load_aborted` returns the aborted transactions for the last loaded state (None: read the
+    `.txnindex` files).
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> DirectorySnapshot:

@@ -12,7 +12,6 @@ from typing import Protocol, TypeAlias
 
 from kafkalog.storage_engine.fs import files
 
-
 LateFiles: TypeAlias = Mapping[Path, Callable[[], None]]
 """Files that have their size, and no byte yet: what brings the bytes, by path."""
 

@@ -138,6 +138,38 @@ def test_a_key_is_looked_up_by_three_requests(
         assert lookup.scanned_bytes == 0
 
 
+def test_a_key_is_looked_up_by_three_requests_however_many_segments_there_are(
+    log: ObjectLog,
+) -> None:
+    """The filters of keys tell which segment has it, and stay here when the partition changes."""
+    log.create_topic("t", 1, {"segment.bytes": "20000", "compression.type": "uncompressed"})
+    keys = [b"key %d" % number for number in range(10_000)]
+    for first in range(0, len(keys), 500):
+        log.append("t", [(key, key) for key in keys[first : first + 500]], now_ms=NOW_MS)
+    run(log)
+    run(log)
+    assert len(log.store_state().objects) > 10
+    with KeyLookup(log, "t") as lookup:
+        assert lookup.get("key 0") is not None  # it asks all segments
+
+        def requests(key: bytes) -> int:
+            before = Counter(log.client.counts)
+            found = lookup.get(key)
+            assert found is not None and found.value == key
+            assert {*(Counter(log.client.counts) - before)} == {"GET"}
+            return (Counter(log.client.counts) - before).total()
+
+        counts = Counter(requests(key) for key in random.Random(1).sample(keys, 300))
+        # The poll, a block and a batch; and the block of a key that passes a filter by chance.
+        assert counts[4] <= 10 and {*counts} <= {1, 2, 3, 4}
+        log.append("t", [("new", "new")], now_ms=NOW_MS)
+        assert requests(b"new") <= 3 + 1
+        assert requests(keys[5]) <= 3 + 1
+        before = Counter(log.client.counts)
+        assert lookup.get("none") is None
+        assert (Counter(log.client.counts) - before).total() <= 2
+
+
 def test_a_lookup_that_stays_open_asks_the_objects_of_now(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)

@@ -116,8 +116,7 @@ class _Cleaning:
             return None
         if stats.error is not None:
             stats.error = scratch.about_the_log(stats.error)
-            self._note(scratch.notes())
-            return stats
+            return stats if self._note(scratch.notes()) else None
         sources = scratch.put(self.outputs)
         clean_to = scratch.partition_state().first_dirty_offset
         is_done = self._swap(sources, lambda draft: clean_to, scratch.notes())
@@ -128,7 +127,7 @@ class _Cleaning:
         return stats
 
     def failed(self, fault: Exception) -> CleanerStats | None:
-        """Mark the partition; return figures with the reason, or None if the topic is gone."""
+        """Mark the partition; return figures with the reason, or None if it is another log now."""
         given, scratch = self.cleaning, self.scratch
         if not given.log.has_topic(self.topic, self.topic_id):
             return None
@@ -140,13 +139,13 @@ class _Cleaning:
         mark_uncleanable(
             scratch.directory, reason, config, now_ms=self._now_ms(), is_disk_fault=is_disk_fault
         )
-        self._note(scratch.notes())
+        if not self._note(scratch.notes()):
+            return None
         return CleanerStats(self.topic, self.partition, error=reason)
 
-    def _note(self, notes: Mapping[str, str]) -> None:
-        """Commit what a failed cleaning leaves."""
-
-        self._swap([], lambda draft: self._held(draft).first_dirty_offset, notes)
+    def _note(self, notes: Mapping[str, str]) -> bool:
+        """Commit what a failed cleaning leaves, unless the log is no longer what it failed on."""
+        return self._swap([], lambda draft: self._held(draft).first_dirty_offset, notes)
 
     def _swap(
         self,

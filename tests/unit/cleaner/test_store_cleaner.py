@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.object_store import object_log, side_object
+from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
@@ -326,6 +327,35 @@ def test_of_two_cleaners_one_is_lost_and_deletes_what_it_wrote(log: ObjectLog) -
     assert during_the_swap(log, run) == []
     assert records(log) == expected
     assert named(log) == stored(log)
+
+
+@pytest.mark.parametrize("is_regrouped", [False, True], ids=["regroup", "clean"])
+def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_regrouped: bool
+) -> None:
+    log.create_topic("t")
+    fill(log)
+    if is_regrouped:
+        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    expected, pieces = latest(log), log.client.pieces
+    acts: list[Callable[[ObjectLog], Any]] = [run]
+    lock = threading.Lock()
+
+    def late(name: str, size: int) -> Iterator[bytes]:
+        with lock:
+            while acts:
+                other = ObjectLog(log.address)
+                acts.pop()(other)
+                collector.delete_dead(other, now_ms=NOW_MS + DAY_MS)
+        return pieces(name, size)
+
+    monkeypatch.setattr(log.client, "pieces", late)
+    assert run(log) == []
+    assert records(log) == expected
+    assert named(log) == stored(log)
+    for number in log.offsets("t"):
+        cleaned = log.store_state().cleaned_of(log.describe("t").topic_id, number)
+        assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
 def test_an_append_during_a_cleaning_stays_dirty(log: ObjectLog) -> None:

@@ -1,8 +1,9 @@
 """A partition of a log in an object store, as a log directory for the time of one cleaning.
 
-Its segment objects are fetched into the directory, each at most once, with their indexes. They are
-the closed segments there. A clean one with a key index has only its size at first: its records come
-when the cleaner reads them, which leaves unchanged segments alone. Fresh extents of mixed objects
+Its segment objects are fetched into the directory, each at most once. They are the closed segments
+there. First come their indexes; the records follow while the cleaner works, which waits where they
+are not here yet. Those of a clean segment with a key index come only if the cleaner reads them:
+it leaves unchanged segments alone. Fresh extents of mixed objects
 stay where they are, as an active segment does. The local cleaner then works in the directory, by
 its own rules. Segments that are new after that become segment objects.
 """
@@ -12,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -47,8 +48,6 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
-_Given = TypeVar("_Given")
-_Result = TypeVar("_Result")
 
 
 class ScratchPartition:
@@ -57,7 +56,10 @@ class ScratchPartition:
     def __init__(
         self, root: Path, client: ObjectClient, state: StoreState, topic: str, partition: int
     ) -> None:
-        """Make the directory below `root`, which is empty; send no request. Raises OSError."""
+        """Make the directory below `root`, which is empty; send no request. Raises OSError.
+
+        `close` it before the directory is removed.
+        """
         self._client = client
         self._state = state
         self._topic = state.log.topic(topic)
@@ -72,8 +74,9 @@ class ScratchPartition:
         self._keyed: set[str] = set()
         """Those that have a key index."""
         self._late: dict[Path, Callable[[], None]] = {}
-        """What fetches the records of segments that wait."""
-        self._may_wait = False
+        """What fetches the records of a segment, or waits for them."""
+        self._brought: set[Path] = set()
+        self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
         self.engine = Engine(root)
         self.engine.late = self._late
         self.directory = self.engine.partition_directory(topic, partition)
@@ -108,21 +111,33 @@ class ScratchPartition:
             )
             transaction.publish(self._state.log.time_ms)
 
-    def fetch(self) -> None:
-        """Fetch the segment objects and their indexes, by two requests each.
+    def close(self) -> None:
+        """Fetch no more, and wait for what is under way."""
+        self._pool.shutdown(cancel_futures=True)
 
-        The records of clean ones wait if the dirty section is small (`unchanged_segments`). Raises
-        CorruptLogError, StorageError, OSError.
+    def fetch(self) -> None:
+        """Fetch the indexes, and begin to fetch the records, by a request each for each segment.
+
+        The records of clean segments wait if the dirty section is small (`unchanged_segments`).
+        Raises CorruptLogError, StorageError, OSError; a read of the records does so too.
         """
         self.restore_notes()
+        sections = [*self._pool.map(self._fetch_indexes, self.sources)]
+        keys = {section.key for section in sections}
+        list_sections(self.directory, sections, present=keys)
         sizes = [0, 0]
         for _, extent in self.sources:
             sizes[self._is_clean(extent)] += extent.size
-        dirty, clean = sizes
-        self._may_wait = clean >= unchanged_segments.WORTHWHILE * dirty
-        sections = _each(self._fetch, self.sources)
-        keys = {section.key for section in sections}
-        list_sections(self.directory, sections, present=keys)
+        may_wait = sizes[True] >= unchanged_segments.WORTHWHILE * sizes[False]
+        for placed in self.sources:
+            log = self._path(placed.extent, layout.LOG)
+            if may_wait and self._is_clean(placed.extent) and placed.object_name in self._keyed:
+                self._late[log] = partial(self._bring, placed)
+            else:
+                self._late[log] = self._pool.submit(self._bring, placed).result
+        if TopicConfig.parse(self._topic.config).max_compaction_lag_ms < layout.INT64_MAX:
+            for bring in self._late.values():
+                bring()  # the plan looks at the first batch of each dirty segment
 
     def restore_notes(self) -> None:
         """Write what the last cleaning has left."""
@@ -131,12 +146,12 @@ class ScratchPartition:
             if cleaned is not None and name in cleaned.notes:
                 files.create(self.directory / name, cleaned.notes[name].encode())
 
-    def _fetch(self, placed: PlacedExtent) -> Section:
-        """Fetch a segment; return its gaps."""
+    def _fetch_indexes(self, placed: PlacedExtent) -> Section:
+        """Fetch the indexes of a segment, and make its file; return its gaps."""
         with files.without_syncs():
-            return self._fetched(placed)
+            return self._indexed(placed)
 
-    def _fetched(self, placed: PlacedExtent) -> Section:
+    def _indexed(self, placed: PlacedExtent) -> Section:
         name, extent = placed
         each = self._state.objects[name]
         side = self._side(name, each)
@@ -152,31 +167,25 @@ class ScratchPartition:
         with files.closing(files.open_empty(log)) as fd:
             files.truncate(fd, each.size)
         self._inodes[log.stat().st_ino] = name
-        if keys and self._may_wait and self._is_clean(extent):
-            self._late[log] = partial(self._bring, placed)
-        else:
-            self._fetch_log(placed)
+        files.set_times(log, _modified_ns(extent))
         if extent.base_offset < self._producers_at <= extent.next_offset:
             files.create(self._producers(), side.section(layout.SNAPSHOT))
         gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
         return Section(extent.base_offset, extent.size, gaps.reshape(-1, 2))
 
-    def _fetch_log(self, placed: PlacedExtent) -> None:
+    def _bring(self, placed: PlacedExtent) -> None:
+        """Fetch the records of a segment, unless they are here."""
         name, extent = placed
         log = self._path(extent, layout.LOG)
+        if log in self._brought:
+            return
         with files.closing(files.open_to_write(log)) as fd:
             position = 0
             for piece in self._client.pieces(name, extent.size):
                 files.write_at(fd, piece, position)
                 position += len(piece)
-        files.set_times(log, max(0, extent.max_timestamp) * 1_000_000)
-
-    def _bring(self, placed: PlacedExtent) -> None:
-        """Fetch a segment that has waited, unless it is here."""
-        log = self._path(placed.extent, layout.LOG)
-        if log in self._late:
-            self._fetch_log(placed)
-            del self._late[log]
+        files.set_times(log, _modified_ns(extent))
+        self._brought.add(log)
 
     def _is_clean(self, extent: Extent) -> bool:
         return extent.next_offset <= valid_first_dirty_offset(self.held)
@@ -238,7 +247,10 @@ class ScratchPartition:
                 seen = self._state.number
                 outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            _each(put_one, new)
+            puts = [self._pool.submit(put_one, each) for each in new]
+            wait(puts)  # all, so that after a failure the caller knows the outputs
+            for put in puts:
+                put.result()
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -287,12 +299,9 @@ class ScratchPartition:
         return found
 
 
-def _each(act: Callable[[_Given], _Result], given: Sequence[_Given]) -> list[_Result]:
-    """Do some requests side by side."""
-    if len(given) < 2:
-        return [*map(act, given)]
-    with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
-        return [*pool.map(act, given)]
+def _modified_ns(extent: Extent) -> int:
+    """Return the modification time of a segment's file, which stands for its largest timestamp."""
+    return max(0, extent.max_timestamp) * 1_000_000
 
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:

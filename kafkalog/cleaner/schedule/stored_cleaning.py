@@ -9,6 +9,7 @@ A partition that fails is marked uncleanable by a commit, with the reason, as a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,16 +75,17 @@ class StoredCleaning:
             scratch = ScratchPartition(directory / "log", self.log.client, state, topic, partition)
             outputs: list[SegmentObject] = []
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)
-            try:
-                return work.run(force=force)
-            except CommitInDoubtError:
-                raise
-            except CleaningAborted:
-                self.on_aborted(CleanerStats(topic, partition))
-                return None
-            except (KafkaLogError, OSError) as fault:
-                self.log.discard_segments(outputs, fault)
-                return work.failed(fault)
+            with contextlib.closing(scratch):
+                try:
+                    return work.run(force=force)
+                except CommitInDoubtError:
+                    raise
+                except CleaningAborted:
+                    self.on_aborted(CleanerStats(topic, partition))
+                    return None
+                except (KafkaLogError, OSError) as fault:
+                    self.log.discard_segments(outputs, fault)
+                    return work.failed(fault)
 
 
 @dataclass(slots=True)

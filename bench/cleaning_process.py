@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.answering_process import AnsweringProcess
@@ -29,6 +30,8 @@ class Cleaning:
     cpu_seconds: float
     mib: float
     """The most that the process had resident meanwhile."""
+    idle_mib: float
+    """What it had resident before."""
     rounds: int
     bytes_read: int
 
@@ -39,28 +42,50 @@ class CleaningProcess(AnsweringProcess):
     def __init__(self) -> None:
         super().__init__(__name__)
 
-    def clean(self, root: Path, topic: str, *, buffer_size: int, now_ms: int) -> Cleaning:
-        """Clean all that is dirty of a topic of the log at `root`, which nobody has open."""
+    def clean(
+        self,
+        root: Path | str,
+        topic: str,
+        *,
+        buffer_size: int,
+        now_ms: int,
+        options: dict[str, str] | None = None,
+    ) -> Cleaning:
+        """Clean all that is dirty of a topic of the log at `root`, which nobody has open.
+
+        With `options`, those of an object store, it is a URL.
+        """
         asked = {"root": str(root), "topic": topic, "buffer_size": buffer_size, "now_ms": now_ms}
+        asked["options"] = options
         return Cleaning(**self.ask(json.dumps(asked)))
 
 
-def cleaned(root: str, topic: str, buffer_size: int, now_ms: int) -> Cleaning:
+def cleaned(
+    root: str, topic: str, buffer_size: int, now_ms: int, options: dict[str, str] | None
+) -> Cleaning:
     """Clean in this process."""
     from kafkalog.cleaner import CleanerConfig
-    from kafkalog.cleaner.schedule.manager import clean
+    from kafkalog.cleaner.schedule import manager, store_manager
     from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
-    with Engine(Path(root)) as engine:
-        config = CleanerConfig(dedupe_buffer_size=buffer_size)
-        reset_peak()
+    config = CleanerConfig(dedupe_buffer_size=buffer_size)
+    with Engine(Path(root)) if options is None else ObjectLog(root, options=options) as log:
+        clean = partial(store_manager.clean if isinstance(log, ObjectLog) else manager.clean, log)
+        idle_mib = peak_after_reset()
         spent, started = time.process_time(), time.perf_counter()
-        (stats,) = clean(engine, topic, force=True, now_ms=now_ms, config=config)
+        (stats,) = clean(topic, force=True, now_ms=now_ms, config=config)
         seconds, spent = time.perf_counter() - started, time.process_time() - spent
         mib = peak_mib()
     if stats.error is not None:
         raise SystemExit(stats.error)
-    return Cleaning(seconds, spent, mib, stats.rounds, stats.bytes_read)
+    return Cleaning(seconds, spent, mib, idle_mib, stats.rounds, stats.bytes_read)
+
+
+def peak_after_reset() -> float:
+    """Let the peak of memory count from now on; return what is resident (MiB)."""
+    reset_peak()
+    return peak_mib()
 
 
 def main() -> None:

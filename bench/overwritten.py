@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.log_engine import LogEngine
 
 __all__ = ["TOPIC", "append", "build", "digest", "link", "partition_of", "roll", "table"]
 
@@ -43,7 +44,7 @@ def build(root: Path, numbers: Int64s, config: Mapping[str, str]) -> int:
         return roll(engine)
 
 
-def append(engine: Engine, numbers: Int64s) -> None:
+def append(engine: LogEngine, numbers: Int64s) -> None:
     """Append one record for each number."""
     start = engine.describe(TOPIC).partitions[0].high_watermark
     for first in range(0, len(numbers), STEP):

@@ -38,6 +38,7 @@ PROGRAMS: Final = (
     "latency",
     "store_latency",
     "store_throughput",
+    "store_clean",
     "idle",
     "cold_start",
     "view_latest",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from bench.memory import Peak, peak_of_tree
+from bench.stored import make_secret
 from tests.conformance.jars import PEERS
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def session(
             _activate(running)
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # The secret of a store's server (bench/stored.py), which workers inherit from Spark.
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        os.environ.setdefault(name, secrets.token_hex(16))
+    make_secret()  # which workers inherit from Spark
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=place) as scratch:
         settings = {
             "spark.driver.memory": memory,

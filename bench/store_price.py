@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections import Counter
 from secrets import token_hex
 
@@ -27,8 +28,12 @@ OBJECTS = 128
 """Objects of one regroup: 1 GiB."""
 
 
-def counted(partitions: int) -> tuple[Counter[str], int]:
-    """Return the requests that compact a log of 128 objects, and the bytes of the large log."""
+def counted(partitions: int) -> tuple[Counter[str], Counter[str], int, int]:
+    """Compact a log of 128 objects.
+
+    Returns the requests of the regrouping, those of the cleaning, how many segment objects this
+    had, and the bytes of the large log.
+    """
     scale = OBJECT // max(8 << 10, 160 * partitions)
     vars(regroup)["SEGMENT_SIZE_MAX"] = (64 << 20) // scale
     vars(regroup)["REGROUP_BYTES"] = 2 * OBJECTS * OBJECT // scale
@@ -44,23 +49,28 @@ def counted(partitions: int) -> tuple[Counter[str], int]:
         }
         log.append("t", pa.RecordBatch.from_pydict(rows))
     written = sum(each.size for each in log.store_state().objects.values()) * scale
-    before = Counter(log.client.counts)
-    store_manager.clean(log, force=True, now_ms=clock.now_ms() + 60_000)
-    return Counter(log.client.counts) - before, written
+    before, now_ms = Counter(log.client.counts), clock.now_ms() + 60_000
+    store_manager.regroup_due(log, force=True, now_ms=now_ms)
+    regrouped, inputs = Counter(log.client.counts), len(log.known_state.objects)
+    store_manager.clean(log, force=True, now_ms=now_ms)
+    return regrouped - before, Counter(log.client.counts) - regrouped, inputs, written
 
 
 def main(partitions: list[int]) -> None:
     """Print a line for each number of partitions."""
     for count in partitions:
-        requests, size = counted(count)
+        started = time.process_time()
+        regroup_requests, requests, inputs, size = counted(count)
         share = TERABYTE / size
-        price = S3_STANDARD.of(requests) * share
-        gets = requests[GET] / OBJECTS
+        price = S3_STANDARD.of(regroup_requests + requests) * share
         more = S3_STANDARD.get * (count - 1) * OBJECTS * share
         print(
-            f"{count} partitions, 1 TB of 8 MiB objects: {dict(requests)} for {OBJECTS} objects "
-            f"({gets:.2f} GETs each), {price:.2f} $ at S3 Standard; {price + more:.2f} $ with one "
-            "GET for each partition of an object"
+            f"{count} partitions, 1 TB of 8 MiB objects: to regroup {dict(regroup_requests)} for "
+            f"{OBJECTS} objects ({regroup_requests[GET] / OBJECTS:.2f} GETs each), to clean "
+            f"{dict(requests)} for {inputs} segment objects ({requests[GET] / inputs:.2f} GETs "
+            f"each, with those after the commits), {price:.2f} $ at S3 Standard; "
+            f"{price + more:.2f} $ with one GET for each partition of an object "
+            f"({time.process_time() - started:.0f} s of a processor)"
         )
 
 

@@ -5,9 +5,18 @@ The server writes each object to the disk that is measured, and syncs none.
 
 from __future__ import annotations
 
+import os
+import secrets
+
 from tests.object_store_server import BUCKET, StoreServer, fault
 
-__all__ = ["StoreServer", "fault", "options_at", "url_of"]
+__all__ = ["BUCKET", "StoreServer", "fault", "make_secret", "options_at", "url_of"]
+
+
+def make_secret() -> None:
+    """Let this process, and those that it starts, have a secret of the server."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        os.environ.setdefault(name, secrets.token_hex(16))
 
 
 def url_of(name: str) -> str:

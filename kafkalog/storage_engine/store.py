@@ -28,6 +28,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicS
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.segment.byte_source import LateFiles
     from kafkalog.storage_engine.transactions.producers import Producers
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
@@ -54,6 +55,8 @@ class Store(LogStore):
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False
+        self.late: LateFiles = {}
+        """Segments whose bytes a cleaning fetches when it reads them."""
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
         self._root_lock = locks.RootLock(self.root)

@@ -11,20 +11,26 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import obstore  # noqa: F401 - for the forks
 
-from kafkalog.errors import KafkaLogError
+from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.errors import KafkaLogError, StorageError
+from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.object_store import (
+    collector,
     object_log,
     staged_objects,  # noqa: F401 - for the forks
     store_state,
@@ -34,12 +40,27 @@ from tests import ROOT
 from tests.object_store_server import StoreServer
 from tests.unit.sink.spark_write import Row, SparkWrite
 
-__all__ = ["FAILED", "TASKS", "Nursery", "digest_of", "options_of", "rows_of"]
+__all__ = [
+    "FAILED",
+    "KEYED",
+    "TASKS",
+    "Nursery",
+    "digest_of",
+    "keyed_rows_of",
+    "options_of",
+    "rows_of",
+]
 
 TASKS = 2
 FAILED = 3
 """The status of a process whose job raised a KafkaLogError; its text is in the file `error`."""
 PATIENCE_S = 240.0
+KEYED = "keyed"
+"""A topic that is compacted, of rows as `keyed_rows_of` returns them."""
+ORPHAN_MS = 5_000
+"""The age of orphans that a collector of these processes deletes."""
+TINY = 24 * 40
+"""Bytes for 36 keys: a cleaning has more."""
 _BECOME = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"
 """A nursery dies with the process that started it, by PR_SET_PDEATHSIG."""
 
@@ -61,8 +82,27 @@ def rows_of(name: str, batch_id: int, task: int, count: int = 30) -> list[Row]:
     ]
 
 
+def keyed_rows_of(name: str, batch_id: int, task: int, count: int = 30) -> list[Row]:
+    """Return the rows of a task for a compacted topic: no writer has another's keys."""
+    rows = []
+    for n in range(count):
+        key = b"%s/%d/%d" % (name.encode(), batch_id % 20, n % 7)
+        value = b"%06d/%d/%04d" % (batch_id, task, n)
+        is_deletion = may_be_deleted(key) and batch_id % 3
+        rows.append({"key": key, "value": None if is_deletion else value})
+    return rows
+
+
+def may_be_deleted(key: bytes) -> bool:
+    """Return whether some of the rows of a key of `keyed_rows_of` are deletions."""
+    return key.endswith(b"/6")
+
+
 class _Job:
-    """The jobs of a fork: micro-batches, a commit of what another process staged, a read."""
+    """The jobs of a fork: micro-batches, a commit of what another process staged, a read.
+
+    And cleaning, collecting, and reading meanwhile.
+    """
 
     def __init__(
         self,
@@ -72,12 +112,14 @@ class _Job:
         run: str,
         kept: str = "",
         snapshot_commits: int = store_state.SNAPSHOT_COMMITS,
+        topic: str = "t",
     ) -> None:
         self.name = name
         self.kept = Path(kept)
+        self.topic = topic
         self.write = SparkWrite(
             path,
-            options={"topic": "t", **options},
+            options={"topic": topic, **options},
             query=name,
             run=run,
             batch_rows=100,
@@ -88,8 +130,9 @@ class _Job:
     def micro_batch(self, batch_id: int) -> None:
         """Run the tasks, keep their messages, and commit them."""
         write = self.write
+        rows = keyed_rows_of if self.topic == KEYED else rows_of
         messages = [
-            write.attempt(rows_of(self.name, batch_id, task), partition=task, batch_id=batch_id)
+            write.attempt(rows(self.name, batch_id, task), partition=task, batch_id=batch_id)
             for task in range(TASKS)
         ]
         with contextlib.suppress(IsADirectoryError):
@@ -104,19 +147,90 @@ class _Job:
         self.write.commit(pickle.loads(self.kept.read_bytes()), batch_id)
 
     def micro_batches(self, first: int, until: str) -> None:
-        """Write one micro-batch after the other, from `first` on, until there is a file."""
+        """Write one micro-batch after the other, from `first` on, until there is a file.
+
+        One that a sweep was quicker than is written again.
+        """
         batch_id = first
         while not Path(until).exists():
-            self.micro_batch(batch_id)
-            batch_id += 1
+            try:
+                self.micro_batch(batch_id)
+            except StorageError as fault:
+                if "older than a sweep" not in str(fault):
+                    raise
+            else:
+                batch_id += 1
 
-    def follow(self, until: str, told: str) -> None:
+    def _log(self, *, read_only: bool = False) -> object_log.ObjectLog:
+        address = StoreAddress.parse(str(self.write.root), self.write.options)
+        return object_log.ObjectLog(address, read_only=read_only)
+
+    def clean(self, until: str, seed: int, told: str) -> None:
+        """Regroup and clean until there is a file: what is due, or all that is dirty."""
+        log, draw, counts = self._log(), random.Random(seed), {"regroups": 0, "rounds": 0}
+        while not Path(until).exists():
+            config = CleanerConfig(
+                dedupe_buffer_size=draw.choice([TINY, 1 << 20]), spill=draw.random() < 0.7
+            )
+            is_forced = draw.random() < 0.5
+            done = store_manager.regroup_due(log, now_ms=now_ms(), force=is_forced)
+            counts["regroups"] += sum(not each.is_lost for each in done)
+            found = store_manager.clean(log, force=is_forced, now_ms=now_ms(), config=config)
+            counts["rounds"] += sum(stats.rounds for stats in found)
+            Path(told).write_text(json.dumps(counts))
+
+    def collect(self, until: str, told: str) -> None:
+        """Delete what nobody needs, also young orphans, until there is a file."""
+        collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]
+        log, counts = self._log(), {"dead": 0, "orphans": 0, "commits": 0}
+        while not Path(until).exists():
+            counts["dead"] += collector.delete_dead(log, now_ms=now_ms())
+            counts["orphans"] += collector.sweep(log, now_ms=now_ms(), age_ms=ORPHAN_MS)
+            counts["commits"] += collector.cut_commit_log(log, now_ms=now_ms())
+            Path(told).write_text(json.dumps(counts))
+            time.sleep(0.5)
+
+    def watch(self, until: str, told: str) -> None:
+        """Read the compacted topic again and again until there is a file.
+
+        No record is there twice, and no key's latest record goes, or becomes an older one.
+        """
+        log, readings = self._log(read_only=True), 0
+        latest: dict[bytes, tuple[int, bytes]] = {}
+        kept: defaultdict[int, set[bytes]] = defaultdict(set)
+        while not Path(until).exists():
+            for number in log.offsets(KEYED):
+                try:
+                    read = [
+                        row
+                        for rows in log.read(KEYED, number, columns=["offset", "key", "value"])
+                        for row in rows.to_pylist()
+                    ]
+                except StorageError:
+                    continue  # an object was replaced, and is deleted: plan again
+                offsets = [row["offset"] for row in read]
+                assert offsets == sorted({*offsets}), "an offset twice, or out of order"
+                found = {row["key"]: (row["offset"], row["value"]) for row in read}
+                for key, (offset, value) in found.items():
+                    known = latest.get(key, (-1, b""))
+                    assert offset >= known[0], f"{key!r}: {value!r} after {known[1]!r}"
+                    if offset == known[0]:
+                        assert value == known[1], f"{key!r}: {value!r} is not {known[1]!r}"
+                gone = kept[number] - found.keys()
+                assert not gone, f"the latest record of {gone} is gone"
+                latest |= found
+                kept[number] |= {key for key in found if not may_be_deleted(key)}
+                readings += 1
+            Path(told).write_text(json.dumps({"readings": readings}))
+            time.sleep(0.05)
+
+    def follow(self, until: str, told: str, is_collected: bool = False) -> None:
         """Read what is new, again and again, until there is a file; then tell what was read.
 
-        Rows of one writer must ascend in each partition.
+        Rows of one writer must ascend in each partition. With `is_collected` an object may be gone
+        when it is read.
         """
-        address = StoreAddress.parse(str(self.write.root), self.write.options)
-        log = object_log.ObjectLog(address, read_only=True)
+        log = self._log(read_only=True)
         digests: dict[int, Any] = {}
         ends: dict[int, int] = {}
         last: dict[tuple[int, bytes], bytes] = {}
@@ -124,13 +238,20 @@ class _Job:
         while not is_over:
             is_over = Path(until).exists()
             for number, (_, end) in log.offsets("t").items():
-                for rows in log.read("t", number, ends.get(number, 0), end, columns=["value"]):
-                    for value in rows["value"].to_pylist():
-                        place = number, value.partition(b"/")[0]
-                        assert last.get(place, b"") < value, f"{value!r} after {last[place]!r}"
-                        last[place] = value
-                        digests.setdefault(number, hashlib.sha256()).update(value)
-                ends[number] = end
+                start = ends.setdefault(number, 0)
+                try:
+                    for rows in log.read("t", number, start, end, columns=["value"]):
+                        for value in rows["value"].to_pylist():
+                            place = number, value.partition(b"/")[0]
+                            assert last.get(place, b"") < value, f"{value!r} after {last[place]!r}"
+                            last[place] = value
+                            digests.setdefault(number, hashlib.sha256()).update(value)
+                        ends[number] += rows.num_rows
+                    assert ends[number] == end
+                except StorageError:
+                    if not is_collected:
+                        raise
+                    is_over = False  # plan again
             time.sleep(0.05)
         told_of = {number: digest.hexdigest() for number, digest in digests.items()}
         Path(told).write_text(json.dumps([ends, told_of]))
@@ -206,8 +327,12 @@ class Nursery:
         self._process.stdout.close()
 
     def start(self, address: StoreAddress, name: str, *, do: str, run: str, **more: Any) -> int:
-        """Start a process with a job; return its id. `kept` and `snapshot_commits` are settings."""
-        settings = {key: more.pop(key) for key in ("kept", "snapshot_commits") if key in more}
+        """Start a process with a job; return its id.
+
+        `kept`, `snapshot_commits` and `topic` are settings.
+        """
+        of_settings = "kept", "snapshot_commits", "topic"
+        settings = {key: more.pop(key) for key in of_settings if key in more}
         settings |= {"path": str(address), "options": options_of(address), "name": name, "run": run}
         with self._lock:
             self._started += 1

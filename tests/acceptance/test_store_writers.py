@@ -183,9 +183,9 @@ def copying(spark: Any, address: StoreAddress, scratch: Path) -> Any:
     return writer.option("checkpointLocation", str(scratch / "checkpoint")).start()
 
 
-def last_batch(log: ObjectLog, name: str) -> int:
+def last_batch(log: ObjectLog, name: str, topic: str = "t") -> int:
     """Return the last micro-batch that the log has of a writer; -1 for none."""
-    known = log.state().writers.get(Writer(name, "t", 0).name)
+    known = log.state().writers.get(Writer(name, topic, 0).name)
     return -1 if known is None else known.batch_id
 
 

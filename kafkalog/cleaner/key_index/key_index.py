@@ -40,6 +40,7 @@ from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.key_index.key_filter import KeyFilter
     from kafkalog.storage_engine.records.tables import Bytes, Integers, RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
@@ -234,7 +235,13 @@ class KeyIndex:
     """The key index of an open segment; `close` it."""
 
     def __init__(
-        self, source: ByteSource, count: int, secret: bytes, *, is_unchanged: bool = False
+        self,
+        source: ByteSource,
+        count: int,
+        secret: bytes,
+        *,
+        is_unchanged: bool = False,
+        keys: KeyFilter | None = None,
     ) -> None:
         self.count = count
         """Number of entries: one per record with a key."""
@@ -242,6 +249,7 @@ class KeyIndex:
         self.is_unchanged = is_unchanged
         """Whether the segment is unchanged; see `unchanged_segments`."""
         self._source = source
+        self._filter = keys
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
 
     @classmethod
@@ -254,16 +262,23 @@ class KeyIndex:
         except OSError:
             return None
         source = FileBytes(fd)
-        found = cls.of(source, segment, has_samples=True)
+        found = cls.of(source, segment, has_samples=not segment.is_late)
         if found is None:
             source.close()
         return found
 
     @classmethod
     def of(
-        cls, source: ByteSource, segment: OpenSegment, *, has_samples: bool = False
+        cls,
+        source: ByteSource,
+        segment: OpenSegment,
+        *,
+        has_samples: bool = False,
+        keys: KeyFilter | None = None,
     ) -> KeyIndex | None:
         """Return the index with these bytes; None if they are no valid one of the segment.
+
+        It reads no block for a key that its filter `keys` does not pass.
 
         With `has_samples`, compare the batches of which the index has the checksums: the file of
         another segment may have got the name. An object of a store never has another's.
@@ -272,7 +287,7 @@ class KeyIndex:
         if found is None:
             return None
         count, secret, is_unchanged = found
-        return cls(source, count, secret, is_unchanged=is_unchanged)
+        return cls(source, count, secret, is_unchanged=is_unchanged, keys=keys)
 
     def __del__(self) -> None:
         self.close()
@@ -285,6 +300,8 @@ class KeyIndex:
     def positions(self, key: bytes) -> list[int] | None:
         """Return the ascending positions of batches that may hold a key; None if damaged."""
         low = _key_hash(key, self.secret)
+        if self._filter is not None and not self._filter.may_hold(low):
+            return []
         block = self._first_block(low)
         found: list[int] = []
         while block is not None and block < self._block_count:

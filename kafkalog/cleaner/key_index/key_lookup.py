@@ -2,7 +2,8 @@
 
 The segments of the key's partition are searched from the last to the first, until one has the key.
 A cleaned segment is searched through its key index: two or three small reads, and one batch. A
-segment without an index is scanned.
+segment without an index is scanned. In an object store each read is a request, so a filter of the
+keys of each segment is fetched once, and kept (`key_filter`).
 
 The result is that of `view=latest`: only committed records count, and a tombstone means no record.
 """
@@ -11,12 +12,14 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
+from kafkalog.cleaner.key_index.key_filter import KeyFilter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.object_store.side_object import SideObject
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import Integers, RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
 
 _ABORTED_MAX: Final = 1 << 20
 """Aborted transactions of a partition kept between lookups: 24 MiB."""
+_FILTERS_MAX: Final = 64 << 20
+"""Bytes of key filters of a partition that are kept: those of 32 million keys."""
 _INDEXED_SIZE: Final = 1 << 16
 """Estimated bytes of one index lookup: some blocks and a batch."""
 
@@ -123,14 +129,19 @@ class KeyLookup:
             return record
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
+        sides: Mapping[str, SideObject] = {}
         if number in self._open:
             topic_id, held = self._open[number]
             is_there = topic_id == topic.topic_id and 0 <= number < len(topic.partitions)
             is_same = is_there and held.snapshot.state == topic.partitions[number]
             if is_same and not self._is_replaced(held.snapshot):
                 return held
+            if isinstance(held.snapshot, ObjectSnapshot):
+                sides = held.snapshot.sides
             self._close(number)
         snapshot = self._store.snapshot(topic.name, number, whole=True)
+        if isinstance(snapshot, ObjectSnapshot):
+            snapshot.keep(sides)
         try:
             held = PartitionLookup(snapshot)
         except BaseException:
@@ -181,6 +192,7 @@ class PartitionLookup:
         self._aborted: IndexedTransactions | None = None
         """The transaction indexes, loaded on first use."""
         self._scanned_bytes = 0
+        self._filters_left = _FILTERS_MAX
         try:
             if not isinstance(snapshot, DirectorySnapshot):
                 return  # an object store's are opened when they are asked
@@ -262,10 +274,24 @@ class PartitionLookup:
             return found
         side = self.snapshot.side(segment)
         if side is not None:
-            found = KeyIndex.of(side.source(layout.KEYS), segment)
+            keys = self._filter(side)
+            found = KeyIndex.of(side.source(layout.KEYS), segment, keys=keys)
         if found is not None:
             self._indexes[segment.base_offset] = found
         return found
+
+    def _filter(self, side: SideObject) -> KeyFilter | None:
+        """Return the filter of a segment object; None if there is none, or no more are kept.
+
+        Without another segment it would spare nothing.
+        """
+        if len(self.snapshot.whole_segments()) < 2:
+            return None
+        size = side.size_of(layout.FILTER)
+        if not 0 < size <= self._filters_left:
+            return None
+        self._filters_left -= size
+        return KeyFilter(side.kept_section(layout.FILTER))
 
     def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
         latest: Record | None = None

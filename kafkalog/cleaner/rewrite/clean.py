@@ -111,7 +111,8 @@ def clean_round(
         check_abort()
         load_state()  # whoever deletes the topic waits for this round to end
 
-    with open_snapshot(directory, topic, partition, load_state, held=True) as snapshot:
+    opened = open_snapshot(directory, topic, partition, load_state, held=True, late=engine.late)
+    with opened as snapshot:
         pins = load_pins()
         log = log_to_clean(
             topic,

@@ -1,9 +1,11 @@
 """A partition of a log in an object store, as a log directory for the time of one cleaning.
 
-Its segment objects are fetched into the directory, each once, with their indexes. They are the
-closed segments there. Fresh extents of mixed objects stay where they are, as an active segment
-does. The local cleaner then works in the directory, by its own rules. Segments that are new after
-that become segment objects.
+Its segment objects are fetched into the directory, each at most once. They are the closed segments
+there. First come their indexes; the records follow while the cleaner works, which waits where they
+are not here yet. Those of a clean segment with a key index come only if the cleaner reads them:
+it leaves unchanged segments alone. Fresh extents of mixed objects
+stay where they are, as an active segment does. The local cleaner then works in the directory, by
+its own rules. Segments that are new after that become segment objects.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from kafkalog.cleaner.key_index import key_filter
+from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
@@ -43,8 +48,6 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
-_Given = TypeVar("_Given")
-_Result = TypeVar("_Result")
 
 
 class ScratchPartition:
@@ -53,7 +56,10 @@ class ScratchPartition:
     def __init__(
         self, root: Path, client: ObjectClient, state: StoreState, topic: str, partition: int
     ) -> None:
-        """Make the directory below `root`, which is empty; send no request. Raises OSError."""
+        """Make the directory below `root`, which is empty; send no request. Raises OSError.
+
+        `close` it before the directory is removed.
+        """
         self._client = client
         self._state = state
         self._topic = state.log.topic(topic)
@@ -67,7 +73,12 @@ class ScratchPartition:
         """The name of the object that each file was fetched from."""
         self._keyed: set[str] = set()
         """Those that have a key index."""
+        self._late: dict[Path, Callable[[], None]] = {}
+        """What fetches the records of a segment, or waits for them."""
+        self._brought: set[Path] = set()
+        self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
         self.engine = Engine(root)
+        self.engine.late = self._late
         self.directory = self.engine.partition_directory(topic, partition)
         offset = self.held.producer_snapshot
         is_here = any(each.base_offset < offset <= each.next_offset for _, each in self.sources)
@@ -100,15 +111,33 @@ class ScratchPartition:
             )
             transaction.publish(self._state.log.time_ms)
 
-    def fetch(self) -> None:
-        """Fetch the segment objects and their indexes, by two requests each.
+    def close(self) -> None:
+        """Fetch no more, and wait for what is under way."""
+        self._pool.shutdown(cancel_futures=True)
 
-        Raises CorruptLogError, StorageError, OSError.
+    def fetch(self) -> None:
+        """Fetch the indexes, and begin to fetch the records, by a request each for each segment.
+
+        The records of clean segments wait if the dirty section is small (`unchanged_segments`).
+        Raises CorruptLogError, StorageError, OSError; a read of the records does so too.
         """
         self.restore_notes()
-        sections = _each(self._fetch, self.sources)
+        sections = [*self._pool.map(self._fetch_indexes, self.sources)]
         keys = {section.key for section in sections}
         list_sections(self.directory, sections, present=keys)
+        sizes = [0, 0]
+        for _, extent in self.sources:
+            sizes[self._is_clean(extent)] += extent.size
+        may_wait = sizes[True] >= unchanged_segments.WORTHWHILE * sizes[False]
+        for placed in self.sources:
+            log = self._path(placed.extent, layout.LOG)
+            if may_wait and self._is_clean(placed.extent) and placed.object_name in self._keyed:
+                self._late[log] = partial(self._bring, placed)
+            else:
+                self._late[log] = self._pool.submit(self._bring, placed).result
+        if TopicConfig.parse(self._topic.config).max_compaction_lag_ms < layout.INT64_MAX:
+            for bring in self._late.values():
+                bring()  # the plan looks at the first batch of each dirty segment
 
     def restore_notes(self) -> None:
         """Write what the last cleaning has left."""
@@ -117,21 +146,14 @@ class ScratchPartition:
             if cleaned is not None and name in cleaned.notes:
                 files.create(self.directory / name, cleaned.notes[name].encode())
 
-    def _fetch(self, placed: PlacedExtent) -> Section:
-        """Fetch a segment; return its gaps."""
+    def _fetch_indexes(self, placed: PlacedExtent) -> Section:
+        """Fetch the indexes of a segment, and make its file; return its gaps."""
         with files.without_syncs():
-            return self._fetched(placed)
+            return self._indexed(placed)
 
-    def _fetched(self, placed: PlacedExtent) -> Section:
+    def _indexed(self, placed: PlacedExtent) -> Section:
         name, extent = placed
         each = self._state.objects[name]
-        log = self._path(extent, layout.LOG)
-        with files.closing(files.open_empty(log)) as fd:
-            position = 0
-            for piece in self._client.pieces(name, each.size):
-                files.write_at(fd, piece, position)
-                position += len(piece)
-        self._inodes[log.stat().st_ino] = name
         side = self._side(name, each)
         for suffix in _FILES:
             content = side.section(suffix)
@@ -141,12 +163,32 @@ class ScratchPartition:
         if keys:
             files.create(self.directory / layout.key_index_file(extent.base_offset), keys)
             self._keyed.add(name)
+        log = self._path(extent, layout.LOG)
+        with files.closing(files.open_empty(log)) as fd:
+            files.truncate(fd, each.size)
+        self._inodes[log.stat().st_ino] = name
+        files.set_times(log, _modified_ns(extent))
         if extent.base_offset < self._producers_at <= extent.next_offset:
             files.create(self._producers(), side.section(layout.SNAPSHOT))
-        mtime_ns = max(0, extent.max_timestamp) * 1_000_000
-        files.set_times(log, mtime_ns)
         gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
         return Section(extent.base_offset, extent.size, gaps.reshape(-1, 2))
+
+    def _bring(self, placed: PlacedExtent) -> None:
+        """Fetch the records of a segment, unless they are here."""
+        name, extent = placed
+        log = self._path(extent, layout.LOG)
+        if log in self._brought:
+            return
+        with files.closing(files.open_to_write(log)) as fd:
+            position = 0
+            for piece in self._client.pieces(name, extent.size):
+                files.write_at(fd, piece, position)
+                position += len(piece)
+        files.set_times(log, _modified_ns(extent))
+        self._brought.add(log)
+
+    def _is_clean(self, extent: Extent) -> bool:
+        return extent.next_offset <= valid_first_dirty_offset(self.held)
 
     def _side(self, name: str, each: DataObject) -> SideObject:
         side = layout.stored_side(name)
@@ -205,7 +247,10 @@ class ScratchPartition:
                 seen = self._state.number
                 outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            _each(put_one, new)
+            puts = [self._pool.submit(put_one, each) for each in new]
+            wait(puts)  # all, so that after a failure the caller knows the outputs
+            for put in puts:
+                put.result()
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -244,6 +289,8 @@ class ScratchPartition:
         for name, path in paths.items():
             with contextlib.suppress(FileNotFoundError):
                 found[name] = files.read_file(path)
+        if layout.KEYS in found:
+            found[layout.FILTER] = key_filter.encoded(found[layout.KEYS])
         listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
         if not listed:
             raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")
@@ -252,12 +299,9 @@ class ScratchPartition:
         return found
 
 
-def _each(act: Callable[[_Given], _Result], given: Sequence[_Given]) -> list[_Result]:
-    """Do some requests side by side."""
-    if len(given) < 2:
-        return [*map(act, given)]
-    with ThreadPoolExecutor(_REQUESTS, "kafkalog-clean") as pool:
-        return [*pool.map(act, given)]
+def _modified_ns(extent: Extent) -> int:
+    """Return the modification time of a segment's file, which stands for its largest timestamp."""
+    return max(0, extent.max_timestamp) * 1_000_000
 
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:

@@ -30,7 +30,13 @@ from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.collector import collect, delete_dead
-from kafkalog.storage_engine.object_store.regroup import Regrouped, fresh_objects, regroup
+from kafkalog.storage_engine.object_store.failure import ObjectMissingError
+from kafkalog.storage_engine.object_store.regroup import (
+    Regrouped,
+    fresh_objects,
+    is_replaced,
+    regroup,
+)
 from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
@@ -104,6 +110,9 @@ def merge_due(
                         done.append(regroup(log, names, now_ms=now_ms, check_abort=check_abort))
                 except CorruptLogError as fault:
                     _log.warning("%s: an object cannot be merged: %s", log.root, fault)
+                except ObjectMissingError as fault:
+                    if not is_replaced(log, names, fault):
+                        raise
     return done
 
 

@@ -9,6 +9,7 @@ A partition that fails is marked uncleanable by a commit, with the reason, as a 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -74,16 +75,17 @@ class StoredCleaning:
             scratch = ScratchPartition(directory / "log", self.log.client, state, topic, partition)
             outputs: list[SegmentObject] = []
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)
-            try:
-                return work.run(force=force)
-            except CommitInDoubtError:
-                raise
-            except CleaningAborted:
-                self.on_aborted(CleanerStats(topic, partition))
-                return None
-            except (KafkaLogError, OSError) as fault:
-                self.log.discard_segments(outputs, fault)
-                return work.failed(fault)
+            with contextlib.closing(scratch):
+                try:
+                    return work.run(force=force)
+                except CommitInDoubtError:
+                    raise
+                except CleaningAborted:
+                    self.on_aborted(CleanerStats(topic, partition))
+                    return None
+                except (KafkaLogError, OSError) as fault:
+                    self.log.discard_segments(outputs, fault)
+                    return work.failed(fault)
 
 
 @dataclass(slots=True)
@@ -116,8 +118,7 @@ class _Cleaning:
             return None
         if stats.error is not None:
             stats.error = scratch.about_the_log(stats.error)
-            self._note(scratch.notes())
-            return stats
+            return stats if self._note(scratch.notes()) else None
         sources = scratch.put(self.outputs)
         clean_to = scratch.partition_state().first_dirty_offset
         is_done = self._swap(sources, lambda draft: clean_to, scratch.notes())
@@ -128,7 +129,7 @@ class _Cleaning:
         return stats
 
     def failed(self, fault: Exception) -> CleanerStats | None:
-        """Mark the partition; return figures with the reason, or None if the topic is gone."""
+        """Mark the partition; return figures with the reason, or None if it is another log now."""
         given, scratch = self.cleaning, self.scratch
         if not given.log.has_topic(self.topic, self.topic_id):
             return None
@@ -140,13 +141,13 @@ class _Cleaning:
         mark_uncleanable(
             scratch.directory, reason, config, now_ms=self._now_ms(), is_disk_fault=is_disk_fault
         )
-        self._note(scratch.notes())
+        if not self._note(scratch.notes()):
+            return None
         return CleanerStats(self.topic, self.partition, error=reason)
 
-    def _note(self, notes: Mapping[str, str]) -> None:
-        """Commit what a failed cleaning leaves."""
-
-        self._swap([], lambda draft: self._held(draft).first_dirty_offset, notes)
+    def _note(self, notes: Mapping[str, str]) -> bool:
+        """Commit what a failed cleaning leaves, unless the log is no longer what it failed on."""
+        return self._swap([], lambda draft: self._held(draft).first_dirty_offset, notes)
 
     def _swap(
         self,

@@ -42,7 +42,8 @@ def check_topic(source: LogEngine, found: TopicState, destination: LogEngine) ->
     if counts[0] != counts[1]:
         raise InvalidInputError(
             f"{place} has another number of partitions than that of {source.root} (expected "
-            f"{counts[0]}, found {counts[1]}). Add the missing ones, or copy to a new destination."
+            f"{counts[0]}, found {counts[1]}). Add the missing ones (topics alter --partitions "
+            f"{counts[0]} --keys-may-move), or copy to a new destination."
         )
     missing = sorted(known.absent - found.absent)
     if missing:

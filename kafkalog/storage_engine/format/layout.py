@@ -508,6 +508,19 @@ KEYS_VERSION: Final = 2
 KEYS_UNCHANGED: Final = 1
 """No record of the segment waits for a time or for the rest of the log: `unchanged_segments`."""
 
+# --- ours: the filter of a key index, in the object beside a segment object -----------------------
+FILTER: Final = ".filter"
+FILTER_BITS_PER_KEY: Final = 16
+FILTER_WORDS: Final = 8  # of uint32, in a block
+FILTER_SALTS: Final = (
+    *(0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D),
+    *(0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31),
+)
+"""A key has one bit in each word of its block, as in a Bloom filter of Parquet.
+
+With the hash h of 33 bits, the block is h * blocks / 2^33. With the low half m of h mixed by
+splitmix64's last steps, the bit is the top five bits of m * salt, modulo 2^32."""
+
 # --- ours: a log in an object store --------------------------------------------------------------
 STORED_HEADER: Final = struct.Struct(
     ">8s"  # magic: says which of the four it is

@@ -268,8 +268,9 @@ def check_grows(topic: TopicState, partitions: int, *, is_compacted: bool) -> No
         )
     if topic.absent:
         raise InvalidInputError(
-            f"topic {name!r}: other brokers have some of its partitions, and only their cluster "
-            "can add more. Release the directory, and add them with kafka-topics."
+            f"topic {name!r}: some of its partitions are in another log, so only there more can be "
+            "added. Add them there, and copy the topic again, or release the directory to its "
+            "broker."
         )
     if is_compacted:
         raise InvalidInputError(

@@ -7,7 +7,7 @@ segment object may have gaps; its indexes are fetched by a lookup that needs the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,16 @@ class ObjectSnapshot(PartitionSnapshot):
         self._ranges = ranges
         self._extents = extents
         self._sides: dict[str, SideObject] = {}
+
+    @property
+    def sides(self) -> Mapping[str, SideObject]:
+        """The indexes that were asked for, by the names of the segment objects."""
+        return dict(self._sides)
+
+    def keep(self, sides: Mapping[str, SideObject]) -> None:
+        """Take over from an earlier snapshot what is known of the same objects."""
+        names = {name for name, _ in self._extents}
+        self._sides = {name: side for name, side in sides.items() if name in names}
 
     def close(self) -> None:
         """Forget all bytes."""

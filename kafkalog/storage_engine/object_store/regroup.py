@@ -25,6 +25,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.extent_bytes import stamp
+from kafkalog.storage_engine.object_store.failure import ObjectMissingError
 from kafkalog.storage_engine.object_store.segment_object import (
     SEGMENT_SIZE_MAX,
     SegmentObject,
@@ -67,6 +68,9 @@ class SwappingLog(Protocol):
     @property
     def known_state(self) -> StoreState:
         """The last known state."""
+
+    def store_state(self) -> StoreState:
+        """Return the newest state."""
 
     def swap(
         self, sources: Sequence[str], outputs: Sequence[SegmentObject], *, now_ms: int
@@ -116,9 +120,22 @@ def regroup(
             is_done = log.swap(inputs, outputs, now_ms=now_ms)
         except Exception as fault:
             log.discard_segments(outputs, fault)
-            raise
+            if not is_replaced(log, inputs, fault):
+                raise
+            is_done = False
         log.discard_segments(outputs)  # those that were left out, or all
     return Regrouped(len(inputs), size, len(outputs), is_lost=not is_done)
+
+
+def is_replaced(log: SwappingLog, names: Sequence[str], fault: Exception) -> bool:
+    """Return whether an object is missing because others were quicker, and a collector after them.
+
+    Sends a request if an object is missing. Raises StorageError.
+    """
+    if not isinstance(fault, ObjectMissingError):
+        return False
+    live = log.store_state().objects
+    return any(name not in live for name in names)
 
 
 def _fitting(state: StoreState, names: Sequence[str]) -> list[str]:

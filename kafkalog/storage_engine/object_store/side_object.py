@@ -2,9 +2,9 @@
 
 It has a header, a table of sections, and the sections. They have the content of the files of their
 suffixes, but the gaps, which are bare pairs. The producers are those at an offset in the segment or
-at its end, which the partition's state names (`producer_snapshot`). The key index is the last one,
-as it may be large and is read block by block. A reader of the others needs the object's beginning
-alone.
+at its end, which the partition's state names (`producer_snapshot`). The key index comes after them,
+as it may be large and is read block by block. The last one is its filter, which a reader of many
+segments keeps. A reader of the others needs the object's beginning alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SECTIONS: Final = (
     layout.SNAPSHOT,
     layout.GAPS,
     layout.KEYS,
+    layout.FILTER,
 )
 """The names of the sections, in their order."""
 
@@ -82,6 +83,7 @@ class SideObject:
         self._client = client
         self._name = name
         self._data = data
+        self._kept: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._table: Mapping[str, tuple[int, int, int]] | None = None
 
@@ -100,6 +102,16 @@ class SideObject:
         if crc32c(data) != crc:
             raise CorruptLogError(self.place, position, f"{name} of its checksum", "other bytes")
         return data
+
+    def kept_section(self, name: str) -> bytes:
+        """Return a section, and keep it for the next call."""
+        if name not in self._kept:
+            self._kept[name] = self.section(name)
+        return self._kept[name]
+
+    def size_of(self, name: str) -> int:
+        """Return the size of a section; 0 if there is none. Raises as `section` does."""
+        return self._sections().get(name, (0, 0, 0))[1]
 
     def source(self, name: str) -> ByteSource:
         """Return the bytes of a section, to be read in parts; raises as `section` does."""

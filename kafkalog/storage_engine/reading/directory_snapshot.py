@@ -38,6 +38,7 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+from kafkalog.storage_engine.segment.byte_source import LateFiles
 from kafkalog.storage_engine.segment.listing import Listing
 from kafkalog.storage_engine.segment.offset_chain import GapLists
 from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
@@ -94,7 +95,11 @@ class _Window:
 
 
 def _opened(
-    state: PartitionState, segments: Sequence[SegmentFiles], place: int, gaps: GapLists | None
+    state: PartitionState,
+    segments: Sequence[SegmentFiles],
+    place: int,
+    gaps: GapLists | None,
+    late: LateFiles | None = None,
 ) -> OpenSegmentFile:
     segment = segments[place]
     is_last = place + 1 == len(segments)
@@ -106,6 +111,7 @@ def _opened(
         high_watermark=state.high_watermark,
         gaps=gaps,
         listed_from=state.listed_from,
+        late=late,
     )
 
 
@@ -149,6 +155,7 @@ class DirectorySnapshot(PartitionSnapshot):
         load_state: Callable[[], PartitionState] | None = None,
         start: int | None = None,
         held: bool = False,
+        late: LateFiles | None = None,
         listing: Listing,
         aborted: Sequence[AbortedTransaction] | None = None,
     ) -> None:
@@ -164,6 +171,7 @@ class DirectorySnapshot(PartitionSnapshot):
         self.segments = _committed(segments, state)
         self._load_state = load_state
         self._held = held
+        self._late = late
         self._listing = listing
         self._known_aborted = aborted
         self._window = _Window(
@@ -240,7 +248,7 @@ class DirectorySnapshot(PartitionSnapshot):
             if base_offset >= end:
                 return
             try:
-                segment = _opened(self.state, self.segments, place, self._window.gaps)
+                segment = _opened(self.state, self.segments, place, self._window.gaps, self._late)
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
@@ -295,6 +303,7 @@ def open_snapshot(
     *,
     whole: bool = False,
     held: bool = False,
+    late: LateFiles | None = None,
     start: int | None = None,
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
@@ -304,9 +313,10 @@ def open_snapshot(
     `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
     calls it again for each further window. `whole` opens all segments. `held` opens each by name
     when the read gets there. It is for the holder of the cleaner lock, who alone replaces segments
-    and no longer reads the replaced ones. `start` is the offset of the first read, if known.
-    `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
-    the aborted transactions for the last loaded state (None: read the `.txnindex` files).
+    and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset
+    of the first read, if known. `locked` is False for a broker's directory, to leave no lock files
+    there. `load_aborted` returns the aborted transactions for the last loaded state (None: read the
+    `.txnindex` files).
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> DirectorySnapshot:
@@ -320,6 +330,7 @@ def open_snapshot(
             load_state=later,
             start=start,
             held=held,
+            late=late,
             listing=listing,
             aborted=None if load_aborted is None else load_aborted(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.object_store import object_log, side_object
+from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
@@ -138,6 +139,38 @@ def test_a_key_is_looked_up_by_three_requests(
         assert lookup.scanned_bytes == 0
 
 
+def test_a_key_is_looked_up_by_three_requests_however_many_segments_there_are(
+    log: ObjectLog,
+) -> None:
+    """The filters of keys tell which segment has it, and stay here when the partition changes."""
+    log.create_topic("t", 1, {"segment.bytes": "20000", "compression.type": "uncompressed"})
+    keys = [b"key %d" % number for number in range(10_000)]
+    for first in range(0, len(keys), 500):
+        log.append("t", [(key, key) for key in keys[first : first + 500]], now_ms=NOW_MS)
+    run(log)
+    run(log)
+    assert len(log.store_state().objects) > 10
+    with KeyLookup(log, "t") as lookup:
+        assert lookup.get("key 0") is not None  # it asks all segments
+
+        def requests(key: bytes) -> int:
+            before = Counter(log.client.counts)
+            found = lookup.get(key)
+            assert found is not None and found.value == key
+            assert {*(Counter(log.client.counts) - before)} == {"GET"}
+            return (Counter(log.client.counts) - before).total()
+
+        counts = Counter(requests(key) for key in random.Random(1).sample(keys, 300))
+        # The poll, a block and a batch; and the block of a key that passes a filter by chance.
+        assert counts[4] <= 10 and {*counts} <= {1, 2, 3, 4}
+        log.append("t", [("new", "new")], now_ms=NOW_MS)
+        assert requests(b"new") <= 3 + 1
+        assert requests(keys[5]) <= 3 + 1
+        before = Counter(log.client.counts)
+        assert lookup.get("none") is None
+        assert (Counter(log.client.counts) - before).total() <= 2
+
+
 def test_a_lookup_that_stays_open_asks_the_objects_of_now(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
@@ -165,7 +198,9 @@ def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
     assert log.store_state().number == number
 
 
-def test_segments_without_obsolete_records_are_not_written_again(log: ObjectLog) -> None:
+def test_segments_without_obsolete_records_are_neither_fetched_nor_written_again(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They are written once more, for their key index."""
     log.create_topic("t", 1, {"segment.bytes": "300", "compression.type": "uncompressed"})
     for first in range(0, 40, 8):
@@ -175,9 +210,21 @@ def test_segments_without_obsolete_records_are_not_written_again(log: ObjectLog)
     kept = set(log.store_state().objects)
     log.append("t", [("39", "w")], now_ms=NOW_MS)
     expected = latest(log)
+    fetched: list[str] = []
+    pieces = log.client.pieces
+
+    def noted(name: str, size: int) -> Iterator[bytes]:
+        fetched.append(name)
+        return pieces(name, size)
+
+    monkeypatch.setattr(log.client, "pieces", noted)
     run(log)
     assert records(log) == expected
-    assert len(kept & set(log.store_state().objects)) >= len(kept) - 1
+    still = kept & set(log.store_state().objects)
+    assert len(still) == len(kept) - 1
+    assert not still & {*fetched}
+    # Each input at most once: the fresh object, the dirty segment, the one with key 39, and sides.
+    assert len(fetched) == len({*fetched}) == 1 + 1 + 1 + len(kept) + 1
 
 
 # --- rules ---------------------------------------------------------------------------------------
@@ -280,6 +327,35 @@ def test_of_two_cleaners_one_is_lost_and_deletes_what_it_wrote(log: ObjectLog) -
     assert during_the_swap(log, run) == []
     assert records(log) == expected
     assert named(log) == stored(log)
+
+
+@pytest.mark.parametrize("is_regrouped", [False, True], ids=["regroup", "clean"])
+def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_regrouped: bool
+) -> None:
+    log.create_topic("t")
+    fill(log)
+    if is_regrouped:
+        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    expected, pieces = latest(log), log.client.pieces
+    acts: list[Callable[[ObjectLog], Any]] = [run]
+    lock = threading.Lock()
+
+    def late(name: str, size: int) -> Iterator[bytes]:
+        with lock:
+            while acts:
+                other = ObjectLog(log.address)
+                acts.pop()(other)
+                collector.delete_dead(other, now_ms=NOW_MS + DAY_MS)
+        return pieces(name, size)
+
+    monkeypatch.setattr(log.client, "pieces", late)
+    assert run(log) == []
+    assert records(log) == expected
+    assert named(log) == stored(log)
+    for number in log.offsets("t"):
+        cleaned = log.store_state().cleaned_of(log.describe("t").topic_id, number)
+        assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
 def test_an_append_during_a_cleaning_stays_dirty(log: ObjectLog) -> None:

@@ -25,7 +25,7 @@ KERNEL_BUILDS := sanitized mutated python checked
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -43,7 +43,7 @@ test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
 test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
-	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile -m "not chosen" $(ARGS)
+	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(ARGS)
 
 test-all: test test-rest ## every test, once
 
@@ -73,11 +73,19 @@ twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and b
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)
 
-kill-test: $(READY) ## a query killed KILLS times (20), upserts UPSERT_KILLS (40) and their workers WORKER_KILLS (100)
-	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py $(ARGS)
+kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40) and their workers WORKER_KILLS (100)
+	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py \
+	    tests/spark/examples/test_orders_pipeline.py $(ARGS)
 	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py $(ARGS)
 	KAFKALOG_KILLS=$(UPSERT_KILLS) KAFKALOG_WORKER_KILLS=$(WORKER_KILLS) \
 	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
+
+moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; values of 100 MiB in a worker
+	KAFKALOG_MOMENTS=full KAFKALOG_LARGE=full $(BIN)/python -m pytest -s tests/acceptance/test_one_moment.py \
+	    tests/acceptance/test_large_values.py $(ARGS)
+
+connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one
+	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect $(ARGS)
 
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
@@ -116,7 +124,6 @@ lint: $(READY) ## ruff's format and rules, mypy --strict
 	$(BIN)/mypy
 
 docs: $(READY) ## the documents as a site, in site/; every link is checked
-	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
@@ -142,7 +149,7 @@ $(READY): pyproject.toml $(KERNELS)
 	@sh ./.ci/system-packages "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile -e '.[dev]'
 	@touch $(DEMO_READY) $@
 
 # Coverage-guided fuzzing, which nothing else needs; where it cannot be had, `fuzz` says so.

@@ -15,9 +15,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from kafkalog.storage_engine.engine import Engine
 
@@ -71,7 +73,7 @@ def sampled_workers() -> Iterator[dict[int, int]]:
     is_done = threading.Event()
 
     def sample() -> None:
-        while not is_done.wait(0.02):
+        while not is_done.wait(0.05):
             for process in worker_processes():
                 peaks[process] = max(peaks.get(process, 0), resident(process))
 
@@ -85,16 +87,13 @@ def sampled_workers() -> Iterator[dict[int, int]]:
 
 
 def worker_processes() -> list[int]:
-    """The processes that run tasks, the one that forks them among them."""
+    """This session's processes that run tasks, the one that forks them among them."""
     found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"pyspark.daemon" in command and b"pyspark.worker" in command:
-                found.append(int(entry.name))
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            command = process.cmdline()
+            if "pyspark.daemon" in command and "pyspark.worker" in command:
+                found.append(process.pid)
     return found
 
 

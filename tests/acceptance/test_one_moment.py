@@ -3,7 +3,7 @@
 A process commits, every 50 ms, one atomic change of all keys in four partitions, and cleans the
 topic all the time. Meanwhile Spark reads the table, and joins it with itself, also with tasks that
 fail and are done again when hundreds of commits have passed. Two values in one result are a mixed
-moment. KAFKALOG_MOMENTS=full does it 100 and 20 times.
+moment. KAFKALOG_MOMENTS=full does it 100 and 20 times (`make moment-test`).
 
 A changelog is read beside cleanings that are forced, too. Such a read is right or fails, and says
 so. It is right when each partition has the last value for each of its keys, the same one
@@ -33,8 +33,12 @@ from tests.unit.datasource.logs import source
 from tests.unit.datasource.spark_task import task
 
 IS_FULL = os.environ.get("KAFKALOG_MOMENTS") == "full"
-READS, JOINS = (100, 20) if IS_FULL else (10, 3)
+READS, JOINS = (100, 20) if IS_FULL else (4, 2)
 FAILING_READS, FAILING_JOINS = (20, 5) if IS_FULL else (1, 1)
+ROUNDS = 20 if IS_FULL else 1
+"""How often Spark does all actions over a changelog."""
+ACTIONS = 300 if IS_FULL else 30
+"""Reads whose tasks run without Spark."""
 KEYS = PARTITIONS * KEYS_PER_PARTITION
 
 
@@ -101,9 +105,9 @@ def test_tasks_far_apart_see_one_moment(tmp_path: Path, monkeypatch: pytest.Monk
         while len(look(1, attempts_max=1)) == 1:  # no task, no pin
             assert time.monotonic() < deadline, "nothing to tell apart"
         seen: list[set[bytes]] = []
-        for action in range(3 * (READS + JOINS)):
+        for action in range(ACTIONS + ACTIONS // 4):
             with task(str(action)):
-                seen.append(look(1 if action < 3 * READS else 2))
+                seen.append(look(1 if action < ACTIONS else 2))
 
     commits, cleanings = counts
     print(f"{len(seen)} actions, {commits} commits, {cleanings} cleanings")
@@ -192,7 +196,7 @@ def test_a_changelog_is_of_one_moment_or_says_that_it_is_not(
         return found
 
     with written(tmp_path, forced_s=0.3) as counts:
-        for action in range(3 * READS):
+        for action in range(ACTIONS):
             with task(str(action)):
                 try:
                     whole, pieces = look(), look(minPartitions="12")
@@ -240,7 +244,7 @@ def test_an_action_over_a_changelog_is_of_one_moment_or_fails(spark: Any, tmp_pa
     right = dict.fromkeys(actions, 0)
     refused = 0
     with written(tmp_path, forced_s=5.0) as counts:
-        for _ in range(JOINS):
+        for _ in range(ROUNDS):
             for name, result in actions.items():
                 try:
                     found = [tuple(row)[:4] for row in result().collect()]

@@ -29,6 +29,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicS
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.transactions.producers import Producers
+    from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
@@ -54,6 +55,7 @@ class Store(LogStore):
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False
+        self._kept: KeptAppenders | None = None
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
         self._root_lock = locks.RootLock(self.root)
@@ -105,6 +107,7 @@ class Store(LogStore):
 
         An OSError becomes a StorageError that says which file it was about.
         """
+        from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
         from kafkalog.storage_engine.writing.transaction import Transaction
 
         self.check_writable()
@@ -113,7 +116,10 @@ class Store(LogStore):
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
         ):
-            transaction = Transaction(self.root, self._journal, self._journal.recover(), check_lock)
+            if self._kept is None:
+                self._kept = KeptAppenders()
+            state = self._journal.recover()
+            transaction = Transaction(self.root, self._journal, state, check_lock, self._kept)
             try:
                 yield transaction
             except BaseException as fault:

@@ -207,6 +207,18 @@ def read_at(fd: int, size: int, position: int) -> bytes:
     return data
 
 
+def read_into(fd: int, target: memoryview, position: int) -> int:
+    """Fill `target` with the bytes at `position`; return how many, fewer only at the file's end."""
+    filled = 0
+    with _named(fd):
+        while filled < len(target):
+            count = file_system.current.preadv(fd, target[filled:], position + filled)
+            if not count:
+                break
+            filled += count
+    return filled
+
+
 def read_file(path: str | Path) -> bytes:
     """Return the content of a file, up to its end as it is then; raises OSError."""
     with closing(open_to_read(path)) as fd:

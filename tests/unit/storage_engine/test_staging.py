@@ -227,7 +227,7 @@ def test_what_is_appended_of_a_large_file_is_what_was_verified(
     contents = StagedContents(engine.root)
     contents.verify(message)
     for run in message.runs:
-        got = b"".join(contents.pieces(message, run))
+        got = b"".join(bytes(piece) for piece in contents.pieces(message, run))
         assert got == whole[run.position : run.position + run.size]
         for changed in (run.position, run.position + run.size - 1):
             path.write_bytes(whole[:changed] + bytes([whole[changed] ^ 1]) + whole[changed + 1 :])

@@ -16,7 +16,7 @@ import dataclasses
 import errno
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +154,21 @@ class Transaction(LogChange):
                 self._appenders[key] = self._opened(topic, number, now_ms)
             self._open.add(key)
         return self._appenders[key]
+
+    def appenders(
+        self, keys: Sequence[tuple[str, int]], now_ms: int
+    ) -> Iterator[dict[tuple[str, int], partition.Appender]]:
+        """Yield the appenders of partitions: all at once, to be used side by side, if possible.
+
+        A process that may have few files open gets one after the other.
+        """
+        for _ in range(2):  # again, as one may have been closed to open another
+            opened = {key: self.appender(*key, now_ms) for key in keys}
+        if self._open.issuperset(keys):
+            yield opened
+            return
+        for key in keys:
+            yield {key: self.appender(*key, now_ms)}
 
     def _opened(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         appender = self._appenders.get((topic, number))

@@ -1,7 +1,7 @@
 """The appenders that this process's last commits have left, for its next one.
 
-An appender knows its partition: the size of the log, the last index entries, the leader epochs. As
-long as nobody else has worked in the log, the next commit need not list and read that again. It
+An appender knows its partition: the size of the log, the last index entries, the leader epochs. The
+next commit need not list and read that again, unless somebody else has worked in the log since. It
 opens the log of a partition, and nothing else.
 """
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.segment.byte_source import LateFiles
     from kafkalog.storage_engine.transactions.producers import Producers
+    from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
@@ -57,6 +58,7 @@ class Store(LogStore):
         self._is_closed = False
         self.late: LateFiles = {}
         """Segments whose bytes a cleaning fetches when it reads them."""
+        self._kept: KeptAppenders | None = None
         commit_file = self.root / layout.COMMIT
         self._journal = Journal(commit_file)
         self._root_lock = locks.RootLock(self.root)
@@ -108,6 +110,7 @@ class Store(LogStore):
 
         An OSError becomes a StorageError that says which file it was about.
         """
+        from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
         from kafkalog.storage_engine.writing.transaction import Transaction
 
         self.check_writable()
@@ -116,7 +119,10 @@ class Store(LogStore):
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
         ):
-            transaction = Transaction(self.root, self._journal, self._journal.recover(), check_lock)
+            if self._kept is None:
+                self._kept = KeptAppenders()
+            state = self._journal.recover()
+            transaction = Transaction(self.root, self._journal, state, check_lock, self._kept)
             try:
                 yield transaction
             except BaseException as fault:

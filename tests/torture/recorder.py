@@ -195,6 +195,10 @@ class Recorder(FileSystem):
         most = self._ask_below("pread", fd, size, position)
         return super().pread(fd, size if most is None else most, position)
 
+    def preadv(self, fd: int, target: memoryview, position: int) -> int:
+        most = self._ask_below("pread", fd, len(target), position)
+        return super().preadv(fd, target[:most], position)
+
     def pwrite(self, fd: int, data: Data, position: int) -> int:
         with self._acting:
             number = self._known(fd)

@@ -28,6 +28,7 @@ CODEC = "100-byte records, {0}, batches of {1}"
 READ = "Spark batch read, 4,000,000 records of 100 bytes, {0}, {1}"
 TABLE = "view=latest of 10,000,000 records, 1,000,000 keys, {0} cleaning"
 FLOOR_OF_READS = "a source of ready-made Arrow batches"
+WRITERS = ("that syncs as we do", "that does not sync", "a Python sink that only counts")
 PROMISED = [
     *(
         ("clean", f"clean 10,000,000 records of 100 bytes, 1,000,000 keys, {codec}", "LogC", ">= 3")
@@ -55,8 +56,11 @@ PROMISED = [
     ),
     *(
         ("spark_write", what, peer, target)
-        for what in ("df.write of", "writeStream")
-        for peer, target in (("connector", ">= 2"), ("a Python sink that only counts", ">= 0.6"))
+        for what, targets in (
+            ("df.write of", (">= 2", ">= 1.5", ">= 0.75")),
+            ("writeStream", (">= 1", ">= 1", ">= 0.85")),
+        )
+        for peer, target in zip(WRITERS, targets, strict=True)
     ),
     ("latency", "micro-batch of 1,000 records, p50", "an empty Python source", "<= 1.2"),
     ("latency", "micro-batch of 1,000 records, p50", "Kafka source and sink on a broker", ""),
@@ -80,9 +84,9 @@ PROMISED = [
         for peer, target in (("the connector and a window", ">= 5"), ("restore", ">= 1"))
     ),
     ("lookup", "lookup of one key in 10,000,000", "SQLite", "ours < 5"),
-    ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "bare fsyncs", "<= 1.5"),
+    ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "bare fsyncs", "<= 1.8"),
     ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "SQLite, WAL", ""),
-    ("staging", "64 tasks x 50 partitions", "one file per task, bare", "<= 2"),
+    ("staging", "64 tasks x 50 partitions", "the same, and a bare commit", "<= 1.6"),
     ("idle", "after 90 s", "empty source and sink", "<= 0.5"),
     ("open", "1,000 partitions", "start of Kafka's broker", ">= 10"),
     ("growth", "dirty byte, the clean part 10 times as large", "", "<= 1.5"),

@@ -49,6 +49,10 @@ class FileSystem:
         """Read at a position."""
         return os.pread(fd, size, position)
 
+    def preadv(self, fd: int, target: memoryview, position: int) -> int:
+        """Read at a position into memory, as much as the system gives at once."""
+        return os.preadv(fd, [target], position)
+
     def pwrite(self, fd: int, data: Data, position: int) -> int:
         """Write at a position, as much as the system takes at once."""
         return os.pwrite(fd, data, position)

@@ -207,6 +207,18 @@ def read_at(fd: int, size: int, position: int) -> bytes:
     return data
 
 
+def read_into(fd: int, target: memoryview, position: int) -> int:
+    """Fill `target` with the bytes at `position`; return how many, fewer only at the file's end."""
+    filled = 0
+    with _named(fd):
+        while filled < len(target):
+            count = file_system.current.preadv(fd, target[filled:], position + filled)
+            if not count:
+                break
+            filled += count
+    return filled
+
+
 def read_file(path: str | Path) -> bytes:
     """Return the content of a file, up to its end as it is then; raises OSError."""
     with closing(open_to_read(path)) as fd:
@@ -299,13 +311,14 @@ def open_directory(path: Path) -> int:
     return _open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def all_at_once(syncs: Sequence[Callable[[], None]]) -> None:
+def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int = _SIDE_BY_SIDE_MIN) -> None:
     """Do many syncs side by side: a disk does several for the price of one.
 
     All of them have ended when this returns, or raises the error of the first that failed. Each
-    sync is done once: after a failed sync the next one would succeed and prove nothing.
+    sync is done once: after a failed sync the next one would succeed and prove nothing. Long ones
+    are worth their threads even if they are fewer than usual, `at_least`.
     """
-    if len(syncs) < _SIDE_BY_SIDE_MIN or _is_for_now.get():
+    if len(syncs) < at_least or _is_for_now.get():
         for sync in syncs:
             sync()
         return

@@ -24,6 +24,7 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
@@ -72,6 +73,8 @@ class ActiveSegment:
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
         self._written = self._opened_size = self.size
+        self._identity = (0, 0)
+        self._early: EarlySync | None = None
         self._is_dirty = False
         self._lifetime_ms: int | None = None
         self._index = IndexBuilder(
@@ -93,8 +96,7 @@ class ActiveSegment:
             except FileNotFoundError:
                 what = f"the journal records {self.size} bytes, the file is missing"
                 raise StorageError(f"{log}: {what}") from None
-            self._index_fd = _open(self._stem + layout.INDEX, create=True)
-            self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=True)
+            self._open_indexes(create=True)
             self._truncate_log()
             self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
@@ -103,8 +105,15 @@ class ActiveSegment:
             self.close()
             raise
 
+    def _open_indexes(self, *, create: bool = False) -> None:
+        if self._index_fd < 0:
+            self._index_fd = _open(self._stem + layout.INDEX, create=create)
+        if self._time_index_fd < 0:
+            self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=create)
+
     def _truncate_log(self) -> None:
-        found = os.fstat(self._log_fd).st_size
+        opened = os.fstat(self._log_fd)
+        found, self._identity = opened.st_size, (opened.st_dev, opened.st_ino)
         if found < self.size:
             raise StorageError(
                 f"{self._path(layout.LOG)}: the journal records {self.size} bytes, the file has "
@@ -186,7 +195,12 @@ class ActiveSegment:
     # --- append ----------------------------------------------------------------------------------
 
     def stamp(
-        self, batches: bytearray, position: int, first_offset: int, next_offset: int, epoch: int
+        self,
+        batches: bytearray | memoryview,
+        position: int,
+        first_offset: int,
+        next_offset: int,
+        epoch: int,
     ) -> tuple[int, int]:
         """Stamp finished batches from `position` on, as far as they belong into this segment.
 
@@ -195,22 +209,42 @@ class ActiveSegment:
         are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
         unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
-        while (remaining := len(batches) - position) >= layout.BATCH_OVERHEAD:
+        size_max, offset_max, time_max = self._certain_room()
+        end = len(batches)
+        while end - position >= layout.BATCH_OVERHEAD:
             base_offset, length, magic, delta, max_timestamp = unpack(batches, position)
             size = length + layout.LOG_OVERHEAD
-            if magic != layout.MAGIC or not layout.BATCH_OVERHEAD <= size <= remaining:
+            if magic != layout.MAGIC or not layout.BATCH_OVERHEAD <= size <= end - position:
                 break
             base_offset += first_offset
             last_offset = base_offset + delta
             if base_offset != next_offset or not base_offset <= last_offset < layout.INT64_MAX:
                 break
-            if not self.has_room(size, max_timestamp, base_offset, last_offset):
+            is_certain = (
+                self.size + size <= size_max
+                and last_offset <= offset_max
+                and max_timestamp <= time_max
+            )
+            if not is_certain and not self.has_room(size, max_timestamp, base_offset, last_offset):
                 break
             pack(batches, position, base_offset, length, epoch)
             self.add(size, max_timestamp, last_offset)
             position += size
             next_offset = last_offset + 1
         return position, next_offset
+
+    def _certain_room(self) -> tuple[int, int, int]:
+        """Return up to which size, last offset and timestamp `has_room` need not be asked.
+
+        A batch that goes beyond may still have room. As many index entries are left as batches fit.
+        """
+        first, index = self._first_timestamp, self._index
+        slots = min(self._index_slots - index.offset_count, self._time_slots - index.time_count)
+        if self.size == 0 or first is None or slots <= 0:
+            return -1, -1, -1
+        size_max = min(self._config.segment_bytes, self.size + slots * layout.BATCH_OVERHEAD)
+        time_max = first + self._read_lifetime_ms() if first >= 0 else layout.INT64_MAX
+        return size_max, self.base_offset + layout.INT32_MAX, time_max
 
     def has_room(self, size: int, max_timestamp: int, base_offset: int, last_offset: int) -> bool:
         """Return whether a batch with these offsets belongs here, not into a new segment.
@@ -249,14 +283,18 @@ class ActiveSegment:
             files.write_at(self._log_fd, data, self._written)
             self._written += len(data)
             self._is_dirty = True
+            if self._early is None:
+                self._early = EarlySync(self._log_fd)
+            self._early.note_written(len(data))
         self._write_entries()
 
     def _write_entries(self) -> None:
         index = self._index
-        end = index.offset_count * layout.OFFSET_INDEX_ENTRY.size
-        _write_up_to(self._index_fd, index.offset_entries, end)
-        end = index.time_count * layout.TIME_INDEX_ENTRY.size
-        _write_up_to(self._time_index_fd, index.time_entries, end)
+        if index.offset_entries or index.time_entries:
+            self._open_indexes()
+            offsets_end, times_end = self._index_sizes()
+            _write_up_to(self._index_fd, index.offset_entries, offsets_end)
+            _write_up_to(self._time_index_fd, index.time_entries, times_end)
         if self._transaction_entries:
             if self._transaction_fd < 0:
                 path = self._path(layout.TRANSACTION_INDEX)
@@ -264,6 +302,14 @@ class ActiveSegment:
                 self._transaction_fd = _open(path, create=True)
             self._transactions_size += len(self._transaction_entries)
             _write_up_to(self._transaction_fd, self._transaction_entries, self._transactions_size)
+
+    def _index_sizes(self) -> tuple[int, int]:
+        """Return the bytes of all entries, of offsets and of times."""
+        index = self._index
+        return (
+            index.offset_count * layout.OFFSET_INDEX_ENTRY.size,
+            index.time_count * layout.TIME_INDEX_ENTRY.size,
+        )
 
     # --- time ------------------------------------------------------------------------------------
 
@@ -303,6 +349,8 @@ class ActiveSegment:
 
     def sync(self) -> None:
         """Sync the log and the aborted transactions; indexes are only hints."""
+        if self._early is not None:
+            self._early.wait()
         if self._is_dirty:
             files.sync_file(self._log_fd)
             self._is_dirty = False
@@ -313,7 +361,10 @@ class ActiveSegment:
         """Make the segment read-only: add its last time index entry, trim and sync it."""
         if self.size:
             self._index.add_time()
+        self._open_indexes()  # earlier commits have left their entries unsynced
         self._write_entries()
+        if self._early is not None:
+            self._early.wait()
         if os.fstat(self._log_fd).st_size > self.size:
             files.truncate(self._log_fd, self.size)
         for fd in (self._log_fd, self._index_fd, self._time_index_fd, self._transaction_fd):
@@ -338,16 +389,35 @@ class ActiveSegment:
             raise
 
     def reopen(self) -> None:
-        """Open the files again after `close`, in the same commit, so they are unchanged.
+        """Open the log again after `close`, in the same commit, so its files are unchanged.
 
-        A `.txnindex` is opened on its next write.
+        Other files are opened on their next write.
         """
         self._log_fd = _open(self._stem + layout.LOG)
-        self._index_fd = _open(self._stem + layout.INDEX)
-        self._time_index_fd = _open(self._stem + layout.TIME_INDEX)
+
+    def resume(self) -> bool:
+        """Do the same in a later commit; return False if the files are not as `close` left them."""
+        try:
+            self.reopen()
+            found = os.fstat(self._log_fd)
+            indexes = self._stem + layout.INDEX, self._stem + layout.TIME_INDEX
+            is_same = (found.st_dev, found.st_ino, found.st_size) == (
+                *self._identity,
+                self.size,
+            ) and tuple(os.stat(path).st_size for path in indexes) == self._index_sizes()
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            self.close()
+            return False
+        self.has_new_name, self._is_dirty = self.size == 0, False
+        return True
 
     def close(self) -> None:
         """Close the files; undo nothing."""
+        if self._early is not None:
+            self._early.end()
+            self._early = None
         fds = (self._log_fd, self._index_fd, self._time_index_fd, self._transaction_fd)
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         for fd in fds:

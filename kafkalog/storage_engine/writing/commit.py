@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.transaction import Transaction
 
 _logger = logging.getLogger(__name__)
+_ByPartition: TypeAlias = dict[tuple[str, int], list[tuple[StagedMessage, Run]]]
+_LARGE_SIZE = 4 << 20
+"""Bytes for one partition that are worth a thread."""
+_SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 2, 4
+"""Partitions that are appended to at once, in as many threads."""
 STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """A staged file this old is named by no query that is alive."""
 
@@ -71,12 +77,19 @@ def commit_staged(
         contents = _verify(transaction, store.root, ordered)
         transaction.match_topics(ordered, create)
         offsets = {}
-        for (topic, number), runs in _by_partition(transaction, ordered).items():
-            # The first call truncates the partition to the state that the journal records.
-            appender = transaction.appender(topic, number, now_ms)
-            start = appender.state.high_watermark
-            _append(appender, store.root, contents, runs)
-            offsets[topic, number] = start, appender.state.high_watermark
+        for group in _side_by_side(_by_partition(transaction, ordered)):
+            # The first call truncates the partitions to the state that the journal records.
+            for appenders in transaction.appenders(list(group), now_ms):
+                starts = {key: each.state.high_watermark for key, each in appenders.items()}
+                files.all_at_once(
+                    [
+                        functools.partial(_append, appender, store.root, contents, group[key])
+                        for key, appender in appenders.items()
+                    ],
+                    at_least=_SIDE_BY_SIDE_MIN,
+                )
+                for key, appender in appenders.items():
+                    offsets[key] = starts[key], appender.state.high_watermark
         if writer is not None:
             transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
         transaction.sync_appended(now_ms, rows=rows)
@@ -114,17 +127,30 @@ def _append(
             appender.append((run.rows, contents.pieces(message, run)) for message, run in group)
 
 
-def _by_partition(
-    transaction: Transaction, ordered: Sequence[StagedMessage]
-) -> dict[tuple[str, int], list[tuple[StagedMessage, Run]]]:
+def _by_partition(transaction: Transaction, ordered: Sequence[StagedMessage]) -> _ByPartition:
     """Return the runs of each partition, in the order of the messages and of their runs."""
-    found: dict[tuple[str, int], list[tuple[StagedMessage, Run]]] = {}
+    found: _ByPartition = {}
     for message in ordered:
         for run in message.runs:
             found.setdefault((run.topic, run.partition), []).append((message, run))
     for topic, number in found:
         transaction.topic(topic).check_is_here(number)
     return found
+
+
+def _side_by_side(by_partition: _ByPartition) -> Iterator[_ByPartition]:
+    """Yield the partitions, a few together if each of them gets much."""
+    group: _ByPartition = {}
+    for key, runs in by_partition.items():
+        if sum(run.size for _, run in runs) < _LARGE_SIZE:
+            yield {key: runs}
+            continue
+        group[key] = runs
+        if len(group) == _SIDE_BY_SIDE_MAX:
+            yield group
+            group = {}
+    if group:
+        yield group
 
 
 def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> list[Path]:

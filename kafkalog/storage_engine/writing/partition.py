@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeGuard
 
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import batch, layout, leader_epochs
@@ -77,16 +78,9 @@ class Appender:
     ) -> None:
         self.directory = directory
         self.state = state
-        self._recorded = state
         self._topic_id = topic_id
         self._config = config
-        self._now_ms = now_ms
-        self._names_changed = False
-        self._producers: Producers | None = None
-        self.lost_snapshot = -1
-        """Offset of the journal's producer snapshot if it is missing or damaged."""
-        self._has_lost_producers = False
-        self._is_held_back: bool | None = None
+        self._begin(now_ms)
         # Every commit runs this for each of its partitions, so one listing has to suffice.
         names = check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
@@ -95,6 +89,36 @@ class Appender:
             gaps.truncate_raw_gaps(directory, state.high_watermark)
         self.active = self._truncate(names)
         """The active segment; a roll replaces it."""
+
+    def _begin(self, now_ms: int) -> None:
+        """Begin a commit upon the recorded state."""
+        self._recorded = self.state
+        self._now_ms = now_ms
+        self._names_changed = False
+        self._producers: Producers | None = None
+        self.lost_snapshot = -1
+        """Offset of the journal's producer snapshot if it is missing or damaged."""
+        self._has_lost_producers = False
+        self._is_held_back: bool | None = None
+
+    def resume(
+        self, topic_id: str, state: PartitionState, config: TopicConfig, now_ms: int
+    ) -> bool:
+        """Begin another commit, if the partition is as this appender left it: else return False.
+
+        The caller knows that nobody has worked in the log since, so nothing is left to truncate.
+        """
+        known = self._topic_id, self.state, self._config
+        is_ours = (self.directory / layout.CANARY).exists()
+        if known != (topic_id, state, config) or not is_ours or not self.active.resume():
+            return False
+        try:
+            partition_directory.check_topic_id(self.directory, topic_id)
+        except BaseException:
+            self.active.close()
+            raise
+        self._begin(now_ms)
+        return True
 
     # --- truncate --------------------------------------------------------------------------------
 
@@ -162,10 +186,10 @@ class Appender:
         """Append runs of finished batches: stamp, roll, write.
 
         A run is its number of rows and its bytes, in pieces of whole batches; its base offsets
-        count from 0. Only headers are read. A batch larger than `segment.bytes` gets its own
-        segment. Raises StorageError for bytes that are not a batch or that omit offsets, for a
-        wrong number of rows, and at the largest offset. The next holder of the lock truncates what
-        was appended before.
+        count from 0. A piece that can be changed is stamped where it is. Only headers are read. A
+        batch larger than `segment.bytes` gets its own segment. Raises StorageError for bytes that
+        are not a batch or that omit offsets, for a wrong number of rows, and at the largest offset.
+        The next holder of the lock truncates what was appended before.
         """
         self._note_own_epoch()
         next_offset = self.state.high_watermark
@@ -173,9 +197,16 @@ class Appender:
         for rows, pieces in runs:
             first_offset = next_offset
             for piece in pieces:
+                if _is_writable(piece):  # so large that it is stamped where it is
+                    self.active.write(pending)
+                    pending = bytearray()
+                    written, next_offset = self._stamp(piece, 0, first_offset, next_offset)
+                    self.active.write(memoryview(piece)[written:])
+                    continue
                 start = len(pending)
                 pending += piece
-                next_offset = self._stamp(pending, start, first_offset, next_offset)
+                written, next_offset = self._stamp(pending, start, first_offset, next_offset)
+                del pending[:written]
                 if len(pending) >= _WRITE_SIZE:
                     self.active.write(pending)
                     pending = bytearray()
@@ -187,19 +218,23 @@ class Appender:
             what = f"a task announced {announced} rows, its batches hold {found}"
             raise StorageError(f"{self.directory}: {what}; run the batch again")
 
-    def _stamp(self, pending: bytearray, start: int, first_offset: int, next_offset: int) -> int:
-        """Stamp the batches of `pending` from `start` on; return the offset after the last one.
+    def _stamp(
+        self, pending: bytearray | memoryview, start: int, first_offset: int, next_offset: int
+    ) -> tuple[int, int]:
+        """Stamp the batches of `pending` from `start` on.
 
-        Before a new segment, writes the batches so far and removes them from `pending`.
+        Writes the batches before a new segment. Returns how many bytes these are, and the offset
+        after the last batch.
         """
         position, written, epoch = start, 0, self.state.leader_epoch
+        end = len(pending)
         while True:
             position, next_offset = self.active.stamp(
                 pending, position, first_offset, next_offset, epoch
             )
-            rest = len(pending) - position
+            rest = end - position
             if not rest:
-                break
+                return written, next_offset
             header = _read_staged_header(pending, position, rest, next_offset - first_offset)
             if header is None:
                 raise StorageError(
@@ -212,8 +247,6 @@ class Appender:
                 self.active.write(view[written:position])
             written = position
             self.roll(first_offset + header.base_offset)
-        del pending[:written]
-        return next_offset
 
     def place(self, header: batch.BatchHeader, pending: memoryview) -> bool:
         """Make room for a batch with given offsets; return whether that began a new segment.
@@ -387,9 +420,9 @@ class Appender:
         with locks.SegmentsLock(self.directory).exclusive():
             files.create(self._path(base_offset, layout.LOG))
             self._names_changed = True
-        self._begin(base_offset, 0)
+        self._open_segment(base_offset, 0)
 
-    def _begin(self, base_offset: int, size: int) -> None:
+    def _open_segment(self, base_offset: int, size: int) -> None:
         end = max(base_offset, self.state.high_watermark)
         self.state = replace(self.state, active_base=base_offset, active_size=size)
         self.active = ActiveSegment(
@@ -424,7 +457,7 @@ class Appender:
                 files.rename(source, self._path(base_offset, suffix))
         self._names_changed = True
         self._advance(next_offset)
-        self._begin(base_offset, size)
+        self._open_segment(base_offset, size)
 
     def end_at(self, offset: int) -> None:
         """Let the log end at a higher offset, behind a gap, in a new segment."""
@@ -484,6 +517,10 @@ class Appender:
 # --- staged batches ------------------------------------------------------------------------------
 # A checksum covers neither base offset nor leader epoch. In a run the base offsets count from 0,
 # and each batch begins where the last one ended.
+
+
+def _is_writable(piece: batch.Buffer) -> TypeGuard[bytearray | memoryview]:
+    return isinstance(piece, bytearray) or (isinstance(piece, memoryview) and not piece.readonly)
 
 
 def _read_staged_header(

@@ -13,6 +13,7 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 
@@ -76,6 +77,7 @@ class StagedFileWriter:
         self._fd = files.open_empty(f"{root}/{name}{layout.STAGED}")
         self.size = 0
         self._crc = 0
+        self._early: EarlySync | None = None
         self._config: TopicConfig | None = None
         self._index: IndexBuilder | None = None
         self._offset = 0
@@ -89,9 +91,12 @@ class StagedFileWriter:
             files.write_at(self._fd, data, self.size)
             self._crc = crc32c(data, self._crc)
             self.size += len(data)
+            if self._early is not None:
+                self._early.note_written(len(data))
 
     def begin_segment(self, config: TopicConfig) -> None:
         """Mark the file as a segment of a topic, which needs indexes."""
+        self._early = EarlySync(self._fd)
         self._config = config
         self._index = IndexBuilder(0, config.index_interval_bytes)
 
@@ -127,7 +132,7 @@ class StagedFileWriter:
         copy. Raises StorageError if a segment's file is gone. The commit of another attempt has
         then removed it, and the indexes must not be left behind.
         """
-        if self._index is not None:
+        if self._index is not None and self._early is not None:
             self._index.add_time()
             for suffix, data in (
                 (layout.STAGED_INDEX, self._index.offset_entries),
@@ -139,6 +144,7 @@ class StagedFileWriter:
                     f"{self._beside(layout.STAGED)}: the staged file was removed while it was "
                     "written; another attempt of this task, or run of this writer, was committed"
                 )
+            self._early.wait()
             files.sync_file(self._fd)
         os.close(self._fd)
         self._fd = -1
@@ -146,6 +152,8 @@ class StagedFileWriter:
 
     def discard(self) -> None:
         """Close and remove the file after a failed attempt."""
+        if self._early is not None:
+            self._early.end()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -16,7 +16,7 @@ import dataclasses
 import errno
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory
 from kafkalog.storage_engine.writing import partition
+from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
 
 _logger = logging.getLogger(__name__)
 _FILES_EACH = 3
@@ -55,9 +56,16 @@ class Transaction(LogChange):
     """
 
     def __init__(
-        self, root: Path, journal: Journal, state: State, check_lock: Callable[[], None]
+        self,
+        root: Path,
+        journal: Journal,
+        state: State,
+        check_lock: Callable[[], None],
+        kept: KeptAppenders | None = None,
     ) -> None:
         super().__init__(state, Change())
+        self._kept = kept or KeptAppenders()
+        self._kept.check(state)
         self._root = root
         self._journal = journal
         self.check_lock = check_lock
@@ -147,6 +155,21 @@ class Transaction(LogChange):
             self._open.add(key)
         return self._appenders[key]
 
+    def appenders(
+        self, keys: Sequence[tuple[str, int]], now_ms: int
+    ) -> Iterator[dict[tuple[str, int], partition.Appender]]:
+        """Yield the appenders of partitions: all at once, to be used side by side, if possible.
+
+        A process that may have few files open gets one after the other.
+        """
+        for _ in range(2):  # again, as one may have been closed to open another
+            opened = {key: self.appender(*key, now_ms) for key in keys}
+        if self._open.issuperset(keys):
+            yield opened
+            return
+        for key in keys:
+            yield {key: self.appender(*key, now_ms)}
+
     def _opened(self, topic: str, number: int, now_ms: int) -> partition.Appender:
         appender = self._appenders.get((topic, number))
         if appender is None:
@@ -155,13 +178,12 @@ class Transaction(LogChange):
             self._begin_work()
             if (topic, number) in self._uncertain:
                 raise self._uncertain[topic, number]
-            return partition.Appender(
-                self._root / layout.partition_directory(topic, number),
-                known.topic_id,
-                known.partitions[number],
-                TopicConfig.parse(known.config),
-                now_ms,
-            )
+            state, config = known.partitions[number], TopicConfig.parse(known.config)
+            kept = self._kept.take((topic, number))
+            if kept is not None and kept.resume(known.topic_id, state, config, now_ms):
+                return kept
+            directory = self._root / layout.partition_directory(topic, number)
+            return partition.Appender(directory, known.topic_id, state, config, now_ms)
         try:
             appender.active.reopen()
         except OSError:
@@ -295,6 +317,7 @@ class Transaction(LogChange):
         if self.state.unsynced and not self._journal.begin_syncs():
             self._write_unsynced_again()
         if not self._journal.begin_work():
+            self._kept.clear()  # the dead holder may have worked in any partition
             files.all_at_once(
                 [
                     functools.partial(self._sync_truncation, topic.name, number, state.active_base)
@@ -329,6 +352,7 @@ class Transaction(LogChange):
                 appender.close()
             except OSError:
                 _logger.exception("%s: a file could not be closed", appender.directory)
+        self._kept.keep(published, self.state)
 
     def abandon(self, fault: BaseException) -> None:
         """Undo unpublished changes, unless they are in doubt; only log a second failure.
@@ -336,6 +360,7 @@ class Transaction(LogChange):
         Published relaxed commits are not undone. Their bytes are written again at once, while the
         pages are in memory, or else before the next sync.
         """
+        self._kept.clear()
         in_doubt = isinstance(fault, CommitInDoubtError)
         for appender in self._appenders.values():
             try:

@@ -564,6 +564,7 @@ def test_a_segment_at_the_high_watermark_is_emptied_and_appended_to(engine: Engi
     directory = engine.partition_directory("t", partition)
     (directory / layout.segment_file(1, layout.LOG)).write_bytes(b"left by a process that died")
     (directory / layout.segment_file(7, layout.LOG)).write_bytes(b"left by it, too")
+    assert engine._journal.begin_work()  # as that process did
     engine.append("t", [("k", "w")])
     assert engine.describe("t").partitions[partition].active_base == 1
     assert not (directory / layout.segment_file(7, layout.LOG)).exists()

@@ -280,6 +280,9 @@ class Hasty(FileSystem):
     def pread(self, fd: int, size: int, position: int) -> bytes:
         return super().pread(fd, min(size, 3), position)
 
+    def preadv(self, fd: int, target: memoryview, position: int) -> int:
+        return super().preadv(fd, target[:3], position)
+
     def pwrite(self, fd: int, data: files.Buffer, position: int) -> int:
         return super().pwrite(fd, bytes(data[:3]), position)
 
@@ -289,6 +292,10 @@ def test_short_reads_and_writes_are_continued(tmp_path: Path) -> None:
     with file_system.replaced(Hasty()):
         files.create(path, b"0123456789")
         assert files.read_file(path) == b"0123456789"
+        with files.closing(files.open_to_read(path)) as fd:
+            memory = bytearray(9)
+            assert files.read_into(fd, memoryview(memory), 4) == 6  # up to the file's end
+            assert memory == b"456789\0\0\0"
     assert path.read_bytes() == b"0123456789"
 
 

@@ -781,7 +781,7 @@ def test_old_snapshots_are_swept_and_one_above_the_cut_goes(tmp_path: Path) -> N
     engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (NOW_MS,), 5))
     (tmp_path / "t-0" / f"{77:020d}.snapshot").write_bytes(b"of a commit that died")
-    own(engine)
+    own(Engine(tmp_path))
     assert snapshots(engine) == [1]
     raw(engine, at_times(2, (NOW_MS,), 5))
     assert snapshots(engine) == [3]

@@ -19,10 +19,18 @@ from hypothesis import strategies as st
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.records import records
-from kafkalog.storage_engine.writing import staged_contents, staged_directory, staged_topic, staging
+from kafkalog.storage_engine.writing import (
+    commit,
+    staged_contents,
+    staged_directory,
+    staged_topic,
+    staging,
+)
+from kafkalog.storage_engine.writing.partition import Appender
 from kafkalog.storage_engine.writing.staged_contents import StagedContents
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
@@ -110,11 +118,35 @@ def test_rows_keep_their_order_however_they_are_cut(
     monkeypatch.setattr(staged_directory, "_PENDING_SIZE", pending)
     monkeypatch.setattr(staged_contents, "_PIECE_SIZE", piece)
     monkeypatch.setattr(staged_contents, "_KEPT_SIZE", kept)
+    if piece == 200:
+        monkeypatch.setattr(commit, "_LARGE_SIZE", 0)  # partitions are appended to side by side
     messages = [
         stage(engine, task, [rows(task * 60 + n * 20, 20) for n in range(3)], batch_size=300)
         for task in range(4)
     ]
     engine.commit(list(reversed(messages)), now_ms=NOW_MS)
+    assert keys(engine) == expected(range(240))
+
+
+@pytest.mark.parametrize("limit", [8, 1_000])
+def test_partitions_are_appended_to_side_by_side_if_so_many_files_may_be_open(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    threads = set[int]()
+    append = Appender.append
+
+    def noted(appender: Appender, runs: Iterable[tuple[int, Iterable[Buffer]]]) -> None:
+        threads.add(threading.get_ident())
+        waiting.wait()
+        append(appender, runs)
+
+    wanted = 1 if limit == 8 else len({number * number % PARTITIONS for number in range(240)})
+    waiting = threading.Barrier(wanted, timeout=10)
+    monkeypatch.setattr(commit, "_LARGE_SIZE", 0)
+    monkeypatch.setattr(files, "descriptor_limit", lambda: limit)
+    monkeypatch.setattr(Appender, "append", noted)
+    engine.commit([stage(engine, 0, [rows(0, 240)])], now_ms=NOW_MS)
+    assert len(threads) == wanted
     assert keys(engine) == expected(range(240))
 
 
@@ -227,7 +259,7 @@ def test_what_is_appended_of_a_large_file_is_what_was_verified(
     contents = StagedContents(engine.root)
     contents.verify(message)
     for run in message.runs:
-        got = b"".join(contents.pieces(message, run))
+        got = b"".join(bytes(piece) for piece in contents.pieces(message, run))
         assert got == whole[run.position : run.position + run.size]
         for changed in (run.position, run.position + run.size - 1):
             path.write_bytes(whole[:changed] + bytes([whole[changed] ^ 1]) + whole[changed + 1 :])

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -60,6 +61,10 @@ class KafkasCleaning:
     """The processor time of the cleaner's thread; 0 if it cannot be seen."""
     mib: float | None
     """The most memory that the JVM had resident meanwhile."""
+    end: int
+    """The offset up to which the log is clean."""
+    is_cut_short: bool = False
+    """Whether it went on when the figures were taken; `seconds` are those since it began."""
 
 
 class KafkasCleaner:
@@ -110,26 +115,37 @@ class KafkasCleaner:
     ) -> None:
         self._stack.close()
 
-    def clean(self) -> KafkasCleaning:
-        """Let it clean the next copy until nothing of it is dirty."""
+    def clean(self, *, limit_s: float = SECONDS_MAX) -> KafkasCleaning:
+        """Let it clean the next copy until nothing of it is dirty, or for so many seconds.
+
+        A broker that was cut short goes on, so it is of no use any more.
+        """
         broker, (topic, _, end, _) = self.broker, self._copies.pop(0)
         begin = broker.output.stat().st_size
         if broker.pid is not None:
             reset_peak(broker.pid)
         spent = _cpu_seconds(broker.pid)
         _alter(broker, topic, {"min.cleanable.dirty.ratio": "0"})
-        broker.wait_until(lambda: self._cleaned_to(topic) >= end, SECONDS_MAX)
-        broker.wait_until(lambda: self._logged_to(begin, topic) >= end)
+        began = time.monotonic()
+        broker.wait_until(
+            lambda: self._cleaned_to(topic) >= end or time.monotonic() - began >= limit_s,
+            limit_s + 60,
+        )
+        elapsed, is_cut_short = time.monotonic() - began, self._cleaned_to(topic) < end
+        if not is_cut_short:
+            broker.wait_until(lambda: self._logged_to(begin, topic) >= end)
         lines = self._lines(begin, topic)
         _alter(broker, topic, _HELD_BACK)
         return KafkasCleaning(
             topic,
             broker.log_dir / f"{topic}-0",
-            sum(_number(line["seconds"]) for line in lines),
+            elapsed if is_cut_short else sum(_number(line["seconds"]) for line in lines),
             len(lines),
             sum(_number(line["mb"]) for line in lines),
             _cpu_seconds(broker.pid) - spent,
             None if broker.pid is None else peak_mib(broker.pid),
+            end=max(self._cleaned_to(topic), 0),
+            is_cut_short=is_cut_short,
         )
 
     def resize(self, buffer_size: int) -> None:

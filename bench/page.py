@@ -31,6 +31,7 @@ PROGRAMS: Final = (
     "merge",
     "dedup",
     "growth",
+    "growth_curve",
     "many_segments",
     "codec",
     "spark_read",

@@ -44,6 +44,8 @@ PROGRAMS: Final = (
     "table_view",
     "previous_value",
     "chosen",
+    "chosen_keys",
+    "planning",
     "lookup",
     "commit",
     "staging",

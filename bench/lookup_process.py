@@ -15,7 +15,7 @@ import json
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -97,7 +97,11 @@ def main(arguments: Sequence[str]) -> None:
         if way == "kafkalog":
             serve(lambda key: _record(table.lookup(key)))
         else:
-            serve_at_once(lambda keys: {k: _record(r) for k, r in table.lookup_many(keys).items()})
+            serve_at_once(lambda keys: _records(table.lookup_many(keys)))
+
+
+def _records(found: Mapping[bytes | str, object]) -> dict[str, str | None]:
+    return {str(key): _record(record) for key, record in found.items()}
 
 
 def _rows(database: sqlite3.Connection, keys: list[str]) -> dict[str, str | None]:

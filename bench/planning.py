@@ -25,7 +25,6 @@ from bench import compare_figures, in_turn, program, report
 from bench.memory import peak_of_tree
 from bench.spark import session
 from kafkalog.datasource.columns import spark_schema
-from kafkalog.schema import changelog_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -55,7 +54,7 @@ class EmptyTasks(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns of a log."""
-        return spark_schema(changelog_schema().names)
+        return spark_schema(include_headers=False)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader."""

@@ -375,7 +375,9 @@ class KeyIndex:
             for start in range(0, count * layout.KEYS_BLOCK, layout.KEYS_BLOCK):
                 if not _is_sound(view[start : start + layout.KEYS_BLOCK]):
                     return None
-        table = np.frombuffer(data, dtype=_ENTRY).reshape(count, layout.KEYS_BLOCK // _ENTRY.itemsize)
+        table = np.frombuffer(data, dtype=_ENTRY).reshape(
+            count, layout.KEYS_BLOCK // _ENTRY.itemsize
+        )
         entries = table[:, : layout.KEYS_BLOCK_ENTRIES].astype(np.uint64).ravel()
         return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 

@@ -48,8 +48,8 @@ def latest(
     If the keys exceed the memory budget, the hash space is split, and the log is read once or twice
     per part. Records are in offset order within a part. Records without a key, aborted records, and
     those above the last stable offset are skipped. With `keys`, in a snapshot opened whole, these
-    are looked up instead. The callback `progress` receives the offsets done, and of how many: a part
-    passes each twice.
+    are looked up instead. The callback `progress` receives the offsets done, and of how many: a
+    part passes each twice.
 
     Raises OffsetOutOfRangeError if `end` is above the high watermark, InvalidInputError if the log
     is cleaned beyond it, so that records below it are gone.

@@ -8,8 +8,8 @@ same time: `format("kafkalog")` as source and sink, and a source and a sink that
 90 s, when neither has a worker left, each gets one row, the one when the other is done, and who
 begins changes; told is what Spark says that the micro-batch took (`triggerExecution`). With --quick
 nobody waits: the workers are ended as Spark does it, by a signal. Beside it stands a micro-batch
-with workers at hand. Memory is the most that one worker had resident. In the end the topic that was
-written must hold every row.
+with workers at hand. Memory is the most that one worker had resident, and a claim of its own. In
+the end the topic that was written must hold every row.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         check(scratch, 1 + warm_ups + 2 * rounds)
     show("a micro-batch after 90 s without one", idle, "<= 0.5", as_json=options.json)
     show("a micro-batch of one row, workers at hand", busy[warm_ups:], "", as_json=options.json)
+    show_memory(busy[warm_ups:], as_json=options.json)
 
 
 def end_workers(sides: Mapping[str, QueryProcess]) -> None:
@@ -117,6 +118,16 @@ def show(
         peer_mib=mib["floor"],
     )
     report(claim.told(memory_is="of one worker"), as_json=as_json)
+
+
+def show_memory(batches: list[dict[str, dict[str, Any]]], *, as_json: bool) -> None:
+    """Print how much more memory the largest worker of ours had resident."""
+    mib = {name: [each[name]["worker_mib"] for each in batches] for name in ("ours", "floor")}
+    claim = over_floor("a worker's memory after a micro-batch", mib["ours"], mib["floor"], "<= 25")
+    claim = dataclasses.replace(
+        claim, unit="MiB", ratio_is="MiB more", peer_name="an empty source and sink in Python"
+    )
+    report(claim, as_json=as_json)
 
 
 if __name__ == "__main__":

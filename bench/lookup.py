@@ -11,6 +11,11 @@ a process would find the processor's caches cold, which costs SQLite more. Then,
 same lookups while a hundredth of the keys has been written again since the cleaning, which is the
 part that has to be scanned, beside those before; and those before beside the ones without the key
 indexes, where segments are scanned. Told besides: what the indexes take on disk.
+
+Keys by the thousand are asked for at once too, by `KTable.lookup_many`, by one SELECT of SQLite and
+one of DuckDB, in turn. The time is that of the call, divided by its keys. Told besides: the time of
+what no lookup in compressed batches can leave out, to read a batch, to compare its checksum and to
+decompress it.
 """
 
 from __future__ import annotations
@@ -18,7 +23,8 @@ from __future__ import annotations
 import sqlite3
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +33,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from crc32c import crc32c
 
 import kafkalog
 from bench import MORE, Claim, compare_figures, in_turn, program, report
@@ -34,6 +41,11 @@ from bench.lookup_process import LookupProcess
 from bench.memory import MIB
 from bench.merge import values
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.compression import SIZE_MAX, decompress
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.segments import headers
 
 TOPIC: Final = "t"
 CONFIG: Final = {
@@ -60,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wanted = drawn(key_count, lookups)
         written = build(root, key_count, wanted)
         copy(root, database)
+        at_once = drawn(key_count, 2 * lookups, seed=6)
+        written |= latest(root, at_once)
+        for claim in at_once_claims(root, database, at_once, written, key_count):
+            report(claim, as_json=options.json)
         for claim in claims(root, database, wanted, written, key_count):
             report(claim, as_json=options.json)
 
@@ -124,6 +140,77 @@ def claims(
     return found
 
 
+def at_once_claims(
+    root: Path, database: Path, wanted: list[str], written: dict[str, str], key_count: int
+) -> Iterator[Claim]:
+    """Measure keys that are asked for by the thousand, and yield what was found."""
+    turn = min(1000, len(wanted) // 5)
+    table = database.with_suffix(".duckdb")
+    copy_to_duckdb(root, table)
+    places = {
+        "kafkalog-at-once": root, "sqlite-at-once": database, "duckdb-at-once": table
+    }  # fmt: skip
+    ours, *peers = asked(places, wanted[:turn], wanted[turn:], written, turn=turn)
+    names = ("SQLite, one SELECT", "DuckDB, one SELECT")
+    for peer, name in zip(peers, names, strict=True):
+        claim = compare_figures(
+            f"lookup of {turn:,} keys at once in {key_count:,}, a key",
+            [1000 * each for each in ours.ms],
+            [1000 * each for each in peer.ms],
+            unit="us",
+            peer_name=name,
+            ratio_is=MORE,
+            target="ours <= 20",
+            is_time=True,
+            ours_mib=ours.mib,
+            peer_mib=peer.mib,
+        )
+        yield claim.told(batch_us=round(batch_us(root), 1))
+
+
+def batch_us(root: Path) -> float:
+    """Return the time to read, check and decompress a batch of the log, some of them in turn."""
+    path = max(root.glob(f"{TOPIC}-0/*{layout.LOG}"), key=lambda each: each.stat().st_size)
+    source = FileBytes(files.open_to_read(path))
+    places = [(place, header.size) for place, header in headers(source, 0, source.size())]
+    chosen = np.random.default_rng(8).permutation(len(places))[:1000]
+    times = []
+    for place, size in (places[number] for number in chosen):
+        start = time.perf_counter()
+        data = source.read_at(size, place)
+        crc32c(memoryview(data)[layout.ATTRIBUTES_POSITION :])
+        codec = parse_header(data).codec
+        decompress(codec, memoryview(data)[layout.BATCH_OVERHEAD :], limit=SIZE_MAX)
+        times.append(time.perf_counter() - start)
+    source.close()
+    return 1e6 * statistics.median(times)
+
+
+def latest(root: Path, keys: Sequence[str]) -> dict[str, str]:
+    """Return the value of each key that has one, by reading all of the table."""
+    wanted, found = pa.array(sorted({key.encode() for key in keys})), dict[str, str]()
+    with kafkalog.open(root, read_only=True) as log:
+        for batch in log.latest(TOPIC):
+            rows = batch.filter(pc.is_in(batch["key"], wanted)).select(["key", "value"])
+            for row in rows.to_pylist():
+                found[row["key"].decode()] = row["value"].decode()
+    return found
+
+
+def copy_to_duckdb(root: Path, path: Path) -> None:
+    """Write the same table into DuckDB, keyed by the key."""
+    import duckdb
+
+    with duckdb.connect(str(path)) as database, kafkalog.open(root, read_only=True) as log:
+        database.execute("CREATE TABLE t (key BLOB PRIMARY KEY, value BLOB)")
+        reader = pa.RecordBatchReader.from_batches(
+            pa.schema([("key", pa.binary()), ("value", pa.binary())]),
+            (batch.select(["key", "value"]) for batch in log.latest(TOPIC)),
+        )
+        database.register("rows", reader)
+        database.execute("INSERT INTO t SELECT key, value FROM rows")
+
+
 @dataclass(slots=True)
 class Asked:
     """The times of one side, for each key."""
@@ -133,7 +220,12 @@ class Asked:
 
 
 def asked(
-    places: dict[str, Path], others: Sequence[str], wanted: Sequence[str], written: dict[str, str]
+    places: dict[str, Path],
+    others: Sequence[str],
+    wanted: Sequence[str],
+    written: dict[str, str],
+    *,
+    turn: int = TURN,
 ) -> list[Asked]:
     """Ask the ways of `places` for the wanted keys, in turn; first for the others."""
     with ExitStack() as stack:
@@ -141,9 +233,9 @@ def asked(
         sides = [(process, Asked()) for process in processes]
         for process in processes:
             process.look_up(others)
-        for turn, first in enumerate(range(0, len(wanted), TURN)):
-            keys = wanted[first : first + TURN]
-            for process, side in in_turn(turn, sides):
+        for number, first in enumerate(range(0, len(wanted), turn)):
+            keys = wanted[first : first + turn]
+            for process, side in in_turn(number, sides):
                 answer = process.look_up(keys)
                 if answer.values != [written.get(key) for key in keys]:
                     raise SystemExit("a lookup has found another value than the latest")

@@ -46,6 +46,8 @@ PROGRAMS: Final = (
     "table_view",
     "previous_value",
     "chosen",
+    "chosen_keys",
+    "planning",
     "lookup",
     "commit",
     "staging",
@@ -67,7 +69,7 @@ FIGURES: Final = _ROOT / "docs" / "benchmarks.json"
 PAGE: Final = _ROOT / "docs" / "benchmarks.md"
 CHARTS: Final = _ROOT / "docs" / "benchmarks"
 REMARKS: Final = _ROOT / "bench" / "remarks.toml"
-_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "aiokafka")
+_PACKAGES: Final = ("pyspark", "pyarrow", "numpy", "aiokafka", "duckdb")
 _JARS: Final = {"Kafka": "broker/kafka_*.jar", "Spark's connector": "spark/spark-sql-kafka-*.jar"}
 _PLACE: Final = ("processor", "memory", "disk", "system")
 _OURS, _PEER = "#2563ab", "#b8bec7"

@@ -77,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         unit="changes/s",
         peer_name="the stream without it",
         ratio_is="of its rate",
+        target=">= 0.5",
         ours_mib=mib["previous"],
         peer_mib=mib["plain"],
     )

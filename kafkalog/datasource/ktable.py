@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 
 FORMAT: Final = "kafkalog"
+T = TypeVar("T")
 
 
 class KTable:
@@ -100,6 +101,22 @@ class KTable:
         sends it, or in `partition`. Thread-safe. Raises CorruptBatchError, StorageError, and
         InvalidInputError for an invalid key or partition.
         """
+        return self._looked_up(lambda lookup: lookup.get(key, partition=partition))
+
+    def lookup_many(
+        self, keys: Iterable[bytes | str], *, partition: int | None = None
+    ) -> dict[bytes | str, Record | None]:
+        """Return the latest record of each key, as `lookup` does, all of them at once.
+
+        The result has the keys as they were given, with None for one that has no value. A thousand
+        keys at once take a fraction of the time of a thousand calls. They keep the key indexes in
+        memory, 8 bytes a record and at most 128 MiB a partition, until `close` or until something
+        is committed there. Raises like `lookup`.
+        """
+        wanted = list(keys)
+        return self._looked_up(lambda lookup: lookup.get_many(wanted, partition=partition))
+
+    def _looked_up(self, ask: Callable[[KeyLookup], T]) -> T:
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
         while True:
@@ -108,7 +125,7 @@ class KTable:
                     self._lookup = KeyLookup(self._log(), self.topic)
                 lookup = self._lookup
             try:
-                return lookup.get(key, partition=partition)
+                return ask(lookup)
             except InvalidInputError:
                 if not lookup.is_closed:  # else another thread has called `close`
                     raise

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
-from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap, Part
+from kafkalog.cleaner.dedup.offset_map import WHOLE, OffsetMap, Part
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.dedup.spill.spilled import Spill, Spilled
 from kafkalog.errors import StorageError
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
-    from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
     from kafkalog.storage_engine.records.records import RecordTable
 
 IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
@@ -161,7 +160,6 @@ def build_offset_map(
     *,
     is_mapped: IsMapped,
     part: Part = WHOLE,
-    keys: ChosenKeys | None = None,
     chunk_size: int = CHUNK_SIZE,
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,
@@ -188,7 +186,7 @@ def build_offset_map(
                 offset_map.update_latest_offset(run.segment_base - 1)
             table = run.table
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
-            key_sizes = records.key_sizes if keys is None else _sizes_of(keys, records)
+            key_sizes = records.key_sizes
             size, count = int(table.sizes.sum()), len(records.offsets)
             if on_records is not None:
                 on_records(records)
@@ -212,14 +210,6 @@ def build_offset_map(
             offset_map.update_latest_offset(min(int(table.last_offsets[-1]), end - 1))
     offset_map.update_latest_offset(end - 1)
     return end
-
-
-def _sizes_of(keys: ChosenKeys, records: RecordTable) -> Int64s:
-    """Return the key size of each record (n); -1 for a key that is not chosen."""
-    sizes: Int64s = np.full(len(records), -1, dtype=np.int64)
-    rows = keys.rows(records)
-    sizes[rows] = records.key_sizes[rows]
-    return sizes
 
 
 def _take_clean_section(

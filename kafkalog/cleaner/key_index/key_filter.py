@@ -35,10 +35,11 @@ class KeyFilter:
         """Take the bytes that `encoded` has returned."""
         self._words = np.frombuffer(words, dtype=_WORD).reshape(-1, layout.FILTER_WORDS)
 
-    def may_hold(self, key_hash: int) -> bool:
-        """Return whether the segment may have a key, by its hash as `KeyIndex` has it."""
-        blocks, bits = _blocks_and_bits(np.array([key_hash], dtype=np.uint64), len(self._words))
-        return bool((self._words[blocks] & bits == bits).all())
+    def may_hold(self, hashes: Uint64s) -> npt.NDArray[np.bool_]:
+        """Return which keys the segment may have, by their hashes (k) as `KeyIndex` has them."""
+        blocks, bits = _blocks_and_bits(hashes, len(self._words))
+        may: npt.NDArray[np.bool_] = (self._words[blocks] & bits == bits).all(axis=1)
+        return may
 
 
 def encoded(key_index: Buffer) -> bytes:

@@ -36,6 +36,7 @@ from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.segments import header_at
 
@@ -54,6 +55,8 @@ _FILLING: Final = (1 << 64) - 1
 _ENTRY: Final = np.dtype(">u8")
 _BLOCKS_AT_ONCE: Final = 256
 _GUESSES: Final = 8
+_BLOCKS_PER_KEY: Final = 32
+"""So many blocks are read in a row while those of one key are looked for (measured)."""
 
 
 def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
@@ -65,11 +68,6 @@ def _hashes(arena: Bytes, positions: Int64s, sizes: Int64s, secret: bytes) -> Ui
     hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
     kernels.hash_keys(arena, positions, sizes, np.frombuffer(secret, dtype=np.uint64), hashes)
     return hashes[:, 0] & ~np.uint64(_POSITION_MASK)
-
-
-def _key_hash(key: bytes, secret: bytes) -> int:
-    place, size = np.zeros(1, dtype=np.int64), np.full(1, len(key), dtype=np.int64)
-    return int(_hashes(np.frombuffer(key, dtype=np.uint8), place, size, secret)[0])
 
 
 class KeyIndexWriter:
@@ -251,6 +249,7 @@ class KeyIndex:
         self._source = source
         self._filter = keys
         self._block_count = -(-count // layout.KEYS_BLOCK_ENTRIES)
+        self._held: Uint64s | None = None
 
     @classmethod
     def open(cls, directory: Path, segment: OpenSegmentFile) -> KeyIndex | None:
@@ -297,47 +296,91 @@ class KeyIndex:
         if isinstance(self._source, FileBytes):
             self._source.close()
 
-    def positions(self, key: bytes) -> list[int] | None:
-        """Return the ascending positions of batches that may hold a key; None if damaged."""
-        low = _key_hash(key, self.secret)
-        if self._filter is not None and not self._filter.may_hold(low):
-            return []
-        block = self._first_block(low)
-        found: list[int] = []
-        while block is not None and block < self._block_count:
-            entries = self._blocks(block, 1)
+    def hashes(self, keys: ChosenKeys) -> Uint64s:
+        """Return the `key_hashes` of keys, in their order: uint64 (k)."""
+        return _hashes(keys.arena, keys.positions, keys.sizes, self.secret)
+
+    def hold(self) -> bool:
+        """Keep all entries in memory, 8 bytes each; False if one is damaged, or if they are."""
+        if self._held is not None:
+            return False
+        self._held = self._blocks(0, self._block_count)
+        return self._held is not None
+
+    def is_worth_reading(self, key_count: int) -> bool:
+        """Return whether reading all blocks is faster than to look for those of so many keys."""
+        return key_count * _BLOCKS_PER_KEY > self._block_count
+
+    def places_of(self, hashes: Uint64s) -> tuple[Int64s, Int64s] | None:
+        """Return the batches that may hold one of many keys, as (key, position) pairs: int64 (m).
+
+        The argument is the keys' `key_hashes`, ascending; a key is its place there. No pair comes
+        twice. Returns None if the index is damaged.
+        """
+        passed: Int64s = np.arange(len(hashes))
+        if self._filter is not None:
+            passed = np.flatnonzero(self._filter.may_hold(hashes))
+        keys: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        positions: list[Int64s] = [np.empty(0, dtype=np.int64)]
+        for first, some, entries in self._read_for(hashes[passed]):
             if entries is None:
                 return None
-            first, stop = np.searchsorted(
-                entries, np.array([low, low | _POSITION_MASK], dtype=np.uint64)
-            )
-            found += (entries[first:stop] & np.uint64(_POSITION_MASK)).astype(int).tolist()
-            if stop < len(entries):
-                break
-            block += 1
-        return None if block is None else sorted(set(found))
+            starts = np.searchsorted(entries, some)
+            counts = np.searchsorted(entries, some | np.uint64(_POSITION_MASK), "right") - starts
+            found = np.repeat(np.arange(len(some)), counts)
+            within = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)
+            chosen = entries[np.repeat(starts, counts) + within] & np.uint64(_POSITION_MASK)
+            keys.append(passed[found + first])
+            positions.append(chosen.astype(np.int64))
+        every, places = np.concatenate(keys), np.concatenate(positions)
+        order = np.lexsort((places, every))
+        every, places = every[order], places[order]
+        is_new = np.ones(len(every), dtype=np.bool_)
+        is_new[1:] = (np.diff(every) != 0) | (np.diff(places) != 0)
+        return every[is_new], places[is_new]
+
+    def positions(self, key: bytes) -> list[int] | None:
+        """Return the ascending positions of batches that may hold a key; None if damaged."""
+        found = self.places_of(self.hashes(ChosenKeys([key])))
+        return None if found is None else found[1].tolist()
 
     def positions_of(self, hashes: Uint64s) -> Int64s | None:
         """Return the ascending positions of batches that may hold one of many keys.
 
-        The argument is their `key_hashes`, ascending and distinct. Returns None if the index is
-        damaged.
+        The argument is their `key_hashes`, ascending. Returns None if the index is damaged.
         """
-        found: list[Uint64s] = [np.empty(0, dtype=np.uint64)]
-        for first in range(0, self._block_count, _BLOCKS_AT_ONCE):
-            entries = self._blocks(first, _BLOCKS_AT_ONCE)
-            if entries is None:
-                return None
-            low = entries & ~np.uint64(_POSITION_MASK)
-            part = hashes[
-                np.searchsorted(hashes, low[0]) : np.searchsorted(hashes, low[-1], side="right")
-            ]
-            starts = np.searchsorted(low, part)
-            counts = np.searchsorted(low, part, side="right") - starts
-            for place in np.flatnonzero(counts).tolist():
-                found.append(entries[starts[place] : starts[place] + counts[place]])
-        positions = np.concatenate(found) & np.uint64(_POSITION_MASK)
-        return np.unique(positions.astype(np.int64))
+        found = self.places_of(hashes)
+        return None if found is None else np.unique(found[1])
+
+    def _read_for(self, hashes: Uint64s) -> Iterator[tuple[int, Uint64s, Uint64s | None]]:
+        """Yield entries, with the hashes that may be among them and the place of the first."""
+        if self._held is not None:
+            yield 0, hashes, self._held
+        elif self.is_worth_reading(len(hashes)):
+            for block in range(0, self._block_count, _BLOCKS_AT_ONCE):
+                entries = self._blocks(block, _BLOCKS_AT_ONCE)
+                if entries is None:
+                    yield 0, hashes, None
+                    return
+                low = entries[[0, -1]] & ~np.uint64(_POSITION_MASK)
+                first = int(np.searchsorted(hashes, low[0]))
+                yield first, hashes[first : np.searchsorted(hashes, low[1], "right")], entries
+        else:
+            for place in range(len(hashes)):
+                for entries in self._blocks_of(int(hashes[place])):
+                    yield place, hashes[place : place + 1], entries
+
+    def _blocks_of(self, low: int) -> Iterator[Uint64s | None]:
+        """Yield the entries of the blocks that may have those of a hash; None for a damaged one."""
+        block = self._first_block(low)
+        if block is None:
+            yield None
+            return
+        for each in range(block, self._block_count):
+            entries = self._blocks(each, 1)
+            yield entries
+            if entries is None or int(entries[-1]) > low | _POSITION_MASK:
+                return
 
     def _blocks(self, first: int, count: int) -> Uint64s | None:
         """Return the entries of some blocks, uint64 ascending; None if one is damaged."""
@@ -350,7 +393,9 @@ class KeyIndex:
             for start in range(0, count * layout.KEYS_BLOCK, layout.KEYS_BLOCK):
                 if not _is_sound(view[start : start + layout.KEYS_BLOCK]):
                     return None
-        table = np.frombuffer(data, dtype=_ENTRY).reshape(count, -1)
+        table = np.frombuffer(data, dtype=_ENTRY).reshape(
+            count, layout.KEYS_BLOCK // _ENTRY.itemsize
+        )
         entries = table[:, : layout.KEYS_BLOCK_ENTRIES].astype(np.uint64).ravel()
         return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
 

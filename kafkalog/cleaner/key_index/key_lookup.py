@@ -1,9 +1,10 @@
-"""Look up the latest record of one key without reading the log, for a table's `lookup`.
+"""Look up the latest records of keys without reading the log, for a table's `lookup`.
 
-The segments of the key's partition are searched from the last to the first, until one has the key.
-A cleaned segment is searched through its key index: two or three small reads, and one batch. A
-segment without an index is scanned. In an object store each read is a request, so a filter of the
-keys of each segment is fetched once, and kept (`key_filter`).
+The segments of a partition are searched from the last to the first, until each key is found. A
+cleaned segment is searched through its key index: two or three small reads for a key, and one
+batch. For many keys the index is read whole, and kept. A segment without an index is scanned. In an
+object store each read is a request, so a filter of the keys of each segment is fetched once, and
+kept (`key_filter`).
 
 The result is that of `view=latest`: only committed records count, and a tombstone means no record.
 """
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -21,7 +23,7 @@ import numpy as np
 
 from kafkalog.cleaner.key_index.key_filter import KeyFilter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
-from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import SegmentsLock
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -29,16 +31,17 @@ from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
-from kafkalog.storage_engine.records.murmur2 import partition_of
+from kafkalog.storage_engine.records.murmur2 import murmur2_partitions, partition_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from kafkalog.cleaner.dedup.offset_map import Int64s
     from kafkalog.storage_engine.log.log_store import LogStore
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.object_store.side_object import SideObject
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
-    from kafkalog.storage_engine.records.tables import Integers, RecordTable
+    from kafkalog.storage_engine.records.tables import RecordTable
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
     from kafkalog.storage_engine.transactions.transaction_outcomes import TransactionOutcomes
@@ -47,8 +50,8 @@ _ABORTED_MAX: Final = 1 << 20
 """Aborted transactions of a partition kept between lookups: 24 MiB."""
 _FILTERS_MAX: Final = 64 << 20
 """Bytes of key filters of a partition that are kept: those of 32 million keys."""
-_INDEXED_SIZE: Final = 1 << 16
-"""Estimated bytes of one index lookup: some blocks and a batch."""
+_HELD_MAX: Final = 1 << 24
+"""Entries of key indexes of a partition kept between lookups of many keys: 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,18 @@ class Record:
     def is_tombstone(self) -> bool:
         """Whether the record deletes its key."""
         return self.value is None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRecords:
+    """The latest records of some keys, among those of a run."""
+
+    run: Chunk
+    records: RecordTable
+    rows: Int64s
+    """(m) the rows of the records."""
+    numbers: Int64s
+    """(m) the number of the key that each has."""
 
 
 class KeyLookup:
@@ -118,15 +133,45 @@ class KeyLookup:
         data = key_bytes(key)
         partition = None if partition is None else _partition_number(partition)
         with self._mutex:
-            if self.is_closed:
-                raise InvalidInputError("this lookup of keys is closed: create another one")
-            topic = self._store.describe(self._topic)
+            topic = self._described()
             if partition is None:
                 partition = partition_of(data, len(topic.partitions))
-            held = self._partition(topic, partition)
-            record = held.latest(data)
+            found = self._latest(topic, partition, ChosenKeys([data]))
+            return found.get(data)
+
+    def get_many(
+        self, keys: Iterable[bytes | str], *, partition: int | None = None
+    ) -> dict[bytes | str, Record | None]:
+        """Return the latest record of each key, as `get` does, for many keys at once.
+
+        The result has the keys as they were given, in that order.
+        """
+        data = {key: key_bytes(key) for key in keys}
+        partition = None if partition is None else _partition_number(partition)
+        found: dict[bytes, Record] = {}
+        with self._mutex:
+            topic = self._described()
+            for number, some in _by_partition(set(data.values()), topic, partition):
+                found |= self._latest(topic, number, ChosenKeys(some))
+        return {key: found.get(each) for key, each in data.items()}
+
+    def _described(self) -> TopicState:
+        if self.is_closed:
+            raise InvalidInputError("this lookup of keys is closed: create another one")
+        return self._store.describe(self._topic)
+
+    def _latest(self, topic: TopicState, partition: int, keys: ChosenKeys) -> dict[bytes, Record]:
+        """Return the latest record of each key that has one, and no tombstone."""
+        held = self._partition(topic, partition)
+        try:
+            return {
+                record.key: record
+                for found in held.latest(keys)
+                for record in held.records(found, keys)
+                if record.value is not None
+            }
+        finally:
             self.scanned_bytes += held.take_scanned_bytes()
-            return record
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
         sides: Mapping[str, SideObject] = {}
@@ -174,6 +219,22 @@ def key_bytes(key: bytes | str) -> bytes:
         ) from None
 
 
+def _by_partition(
+    keys: Collection[bytes], topic: TopicState, partition: int | None
+) -> Iterator[tuple[int, Sequence[bytes]]]:
+    """Yield partitions with the keys that Kafka's default partitioner sends there."""
+    every = list(keys)
+    if partition is not None or len(topic.partitions) == 1:
+        yield partition or 0, every
+        return
+    import pyarrow as pa
+
+    numbers = murmur2_partitions(pa.array(every, pa.binary()), len(topic.partitions))
+    order = np.argsort(numbers, kind="stable").tolist()
+    for number, group in groupby(order, key=lambda place: int(numbers[place])):
+        yield number, [every[place] for place in group]
+
+
 def _partition_number(partition: int) -> int:
     try:
         if not isinstance(partition, bool):
@@ -191,6 +252,7 @@ class PartitionLookup:
         self._indexes: dict[int, KeyIndex] = {}
         self._aborted: IndexedTransactions | None = None
         """The transaction indexes, loaded on first use."""
+        self._held_count = 0
         self._scanned_bytes = 0
         self._filters_left = _FILTERS_MAX
         try:
@@ -217,55 +279,89 @@ class PartitionLookup:
         count, self._scanned_bytes = self._scanned_bytes, 0
         return count
 
-    def is_less_work(self, key_count: int) -> bool:
-        """Return whether `key_count` lookups read less than the whole partition."""
-        segments = self.snapshot.whole_segments()
-        size = sum(segment.limit for segment in segments)
-        scanned = sum(s.limit for s in segments if s.base_offset not in self._indexes)
-        return key_count * (scanned + len(self._indexes) * _INDEXED_SIZE) < size
+    def latest(self, keys: ChosenKeys, end: int = layout.INT64_MAX) -> Iterator[FoundRecords]:
+        """Yield the latest record of each key below `end`, tombstones too, in pieces.
 
-    def latest(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the latest record of a key below `end`; None for no record, or a tombstone."""
-        found = self.latest_or_tombstone(key, end)
-        return None if found is None or found.is_tombstone else found
-
-    def latest_or_tombstone(self, key: bytes, end: int = layout.INT64_MAX) -> Record | None:
-        """Return the latest record of a key below `end`; None for no record."""
+        The pieces come in no order. A key without a record is in none. Raises CorruptBatchError,
+        StorageError.
+        """
         try:
-            return self._latest(key, min(end, self.snapshot.state.last_stable_offset))
+            yield from self._latest(keys, min(end, self.snapshot.state.last_stable_offset))
         except KafkaLogError:
             self._aborted = None  # the indexes may be at fault, and be repaired later
             raise
 
-    def _latest(self, key: bytes, end: int) -> Record | None:
+    def _latest(self, keys: ChosenKeys, end: int) -> Iterator[FoundRecords]:
         start = self.snapshot.state.log_start_offset
+        is_left = np.ones(len(keys), dtype=np.bool_)
         for segment in reversed(self.snapshot.whole_segments()):
             if segment.base_offset >= end or segment.end_offset <= start:
                 continue
-            found = self._of_segment(segment, key, start, end)
-            if found is not None:
-                return found
-        return None
+            if not is_left.any():
+                return
+            search = _Search(segment, keys, is_left, (start, end))
+            index = self._index(segment)
+            if index is not None:
+                found = self._places(index, search)
+                if found is not None and (yield from self._at(search, *found)):
+                    continue
+                del self._indexes[segment.base_offset]  # damaged: the segment may be whole
+                index.close()
+            yield from self._scanned(search)
 
-    def _of_segment(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        base_offset = segment.base_offset
-        index = self._index(segment)
-        positions = None if index is None else index.positions(key)
-        for position in reversed(positions or ()):
-            chunk = segment.batch_at(position)
-            if chunk is None:
-                positions = None
-                break
-            with self._outcomes() as outcomes:
-                found = self._of_chunk(chunk, outcomes, key, start, end)
-            if found is not None:
-                return found
-        if positions is not None:
-            return None
-        if index is not None:  # it is damaged: the segment itself may be whole
-            del self._indexes[base_offset]
-            index.close()
-        return self._scanned(segment, key, start, end)
+    def _places(self, index: KeyIndex, search: _Search) -> tuple[Int64s, Int64s] | None:
+        """Return the keys that are left and the batches that may have them; None for damage."""
+        left = np.flatnonzero(search.is_left)
+        hashes = index.hashes(search.keys)[left]
+        order = np.argsort(hashes)
+        is_held = index.is_worth_reading(len(left)) and self._held_count + index.count <= _HELD_MAX
+        if is_held and isinstance(self.snapshot, DirectorySnapshot) and index.hold():
+            self._held_count += index.count
+        found = index.places_of(hashes[order])
+        return None if found is None else (left[order][found[0]], found[1])
+
+    def _at(
+        self, search: _Search, numbers: Int64s, positions: Int64s
+    ) -> Generator[FoundRecords, None, bool]:
+        """Search the batches at positions, each for a key; return whether the batches are there.
+
+        The last batch of each key comes first. Few keys have a second one.
+        """
+        while len(numbers):
+            order = np.lexsort((-positions, numbers))
+            numbers, positions = numbers[order], positions[order]
+            is_last = np.diff(numbers, prepend=-1) != 0
+            asked, places = numbers[is_last], positions[is_last]
+            order = np.argsort(places, kind="stable")
+            if not (yield from self._in_batches(search, asked[order], places[order])):
+                return False
+            rest = ~is_last & search.is_left[numbers]
+            numbers, positions = numbers[rest], positions[rest]
+        return True
+
+    def _in_batches(
+        self, search: _Search, numbers: Int64s, positions: Int64s
+    ) -> Generator[FoundRecords, None, bool]:
+        """Search the batches at ascending positions, each for a key; return if they are there."""
+        batches, batch_of = np.unique(positions, return_inverse=True)
+        first = 0
+        with self._outcomes() as outcomes:
+            for chunk in search.segment.batches_at(batches.tolist(), CHUNK_SIZE):
+                if chunk is None:
+                    return False
+                try:
+                    for run, records in chunk.runs(self._is_wanted(chunk, outcomes)):
+                        here = (batch_of >= first) & (batch_of < first + len(run.table))
+                        found = search.found(run, records, numbers[here], batch_of[here] - first)
+                        first += len(run.table)
+                        if found is not None:
+                            yield found
+                except CorruptBatchError:
+                    if len(batches) > 1:  # the error of the batch alone names its position
+                        for each in batches[first : first + len(chunk.table)]:
+                            yield from self._in_batches(search, numbers[:0], each.reshape(1))
+                    raise
+        return True
 
     def _index(self, segment: OpenSegment) -> KeyIndex | None:
         """Return the index of a segment; that of a segment object is asked for by a request."""
@@ -293,67 +389,107 @@ class PartitionLookup:
         self._filters_left -= size
         return KeyFilter(side.kept_section(layout.FILTER))
 
-    def _scanned(self, segment: OpenSegment, key: bytes, start: int, end: int) -> Record | None:
-        latest: Record | None = None
+    def _scanned(self, search: _Search) -> Iterator[FoundRecords]:
+        """Search a segment that has no index: once for the offsets, then for the records."""
+        segment, (start, end) = search.segment, search.span
+        offsets = np.full(len(search.keys), -1, dtype=np.int64)
         first = max(start, segment.base_offset)
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
                 self._scanned_bytes += int(chunk.table.sizes.sum())
-                latest = self._of_chunk(chunk, outcomes, key, start, end) or latest
-        return latest
+                for _, records in chunk.runs(self._is_wanted(chunk, outcomes)):
+                    is_within = (records.offsets >= start) & (records.offsets < end)
+                    rows, numbers = search.keys.find(records, np.flatnonzero(is_within))
+                    offsets[numbers] = records.offsets[rows]  # the last one of a key stays
+        numbers = np.flatnonzero(search.is_left & (offsets >= 0))
+        numbers = numbers[np.argsort(offsets[numbers])]
+        search.is_left[numbers] = False
+        while len(numbers):
+            wanted = offsets[numbers]
+            chunk = next(segment.chunks(int(wanted[0]), int(wanted[-1]) + 1, CHUNK_SIZE))
+            has_wanted = wanted.searchsorted(chunk.table.base_offsets) < wanted.searchsorted(
+                chunk.table.last_offsets, side="right"
+            )
+            for run, records in chunk.runs(has_wanted):
+                rows = np.minimum(records.offsets.searchsorted(wanted), len(records) - 1)
+                is_here = records.offsets[rows] == wanted if len(records) else wanted < 0
+                if is_here.any():
+                    yield FoundRecords(run, records, rows[is_here], numbers[is_here])
+            numbers = numbers[wanted > chunk.table.last_offsets[-1]]
+
+    def _is_wanted(self, chunk: Chunk, outcomes: TransactionOutcomes) -> npt.NDArray[np.bool_]:
+        """Return which batches have committed records: bool (b)."""
+        is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+        is_wanted &= ~outcomes.is_aborted(chunk)
+        return is_wanted
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:
             self._aborted = self.snapshot.indexed_transactions(kept_max=_ABORTED_MAX)
         return self.snapshot.transaction_outcomes(self._aborted)
 
-    def _of_chunk(
-        self, chunk: Chunk, outcomes: TransactionOutcomes, key: bytes, start: int, end: int
-    ) -> Record | None:
-        """Return the last record of a key in a chunk, possibly a tombstone."""
-        is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-        is_wanted &= ~outcomes.is_aborted(chunk)
-        found: Record | None = None
-        chosen = ChosenKeys([key])
-        for run, records in chunk.runs(is_wanted):
-            is_within = (records.offsets >= start) & (records.offsets < end)
-            rows = chosen.rows(records, np.flatnonzero(is_within))
-            if len(rows):
-                found = self._record(run, records, int(rows[-1]))
-        return found
+    def records(self, found: FoundRecords, keys: ChosenKeys) -> Iterator[Record]:
+        """Yield the found records one by one."""
+        rows, table = found.rows, found.records
+        topic, partition = self.snapshot.topic, self.snapshot.partition
+        headers = self._headers(found)
+        arena = table.arena.data
+        for number, offset, timestamp_ms, position, size, some in zip(
+            found.numbers.tolist(),
+            table.offsets[rows].tolist(),
+            table.timestamps[rows].tolist(),
+            table.value_positions[rows].tolist(),
+            table.value_sizes[rows].tolist(),
+            headers,
+            strict=True,
+        ):
+            value = None if size < 0 else bytes(arena[position : position + size])
+            key = keys.keys[number]
+            yield Record(topic, partition, offset, timestamp_ms, key, value, some)
 
-    def _record(self, run: Chunk, records: RecordTable, row: int) -> Record:
-        def field(positions: Integers, sizes: Integers) -> bytes:
-            start = int(positions[row])
-            return records.arena[start : start + int(sizes[row])].tobytes()
-
-        is_tombstone = int(records.value_sizes[row]) < 0
-        return Record(
-            self.snapshot.topic,
-            self.snapshot.partition,
-            int(records.offsets[row]),
-            int(records.timestamps[row]),
-            field(records.key_positions, records.key_sizes),
-            None if is_tombstone else field(records.value_positions, records.value_sizes),
-            self._headers(run, records, row),
-        )
-
-    def _headers(
-        self, run: Chunk, records: RecordTable, row: int
-    ) -> tuple[tuple[str, bytes | None], ...]:
-        position = int(records.header_positions[row])
-        if position < 0 or records.arena[position] == 0:
-            return ()
+    def _headers(self, found: FoundRecords) -> Iterable[tuple[tuple[str, bytes | None], ...]]:
+        """Return the headers of each record."""
+        positions = found.records.header_positions[found.rows]
+        if not (found.records.arena[positions[positions >= 0]] != 0).any():
+            return [()] * len(positions)
         from kafkalog.schema import chosen_columns
         from kafkalog.storage_engine.records.records import to_arrow
 
         batch = to_arrow(
-            records,
-            run.table,
-            np.array([row], dtype=np.int64),
+            found.records,
+            found.run.table,
+            found.rows,
             schema=chosen_columns(["headers"]),
             topic=self.snapshot.topic,
             partition=self.snapshot.partition,
         )
-        (headers,) = batch["headers"].to_pylist()
-        return tuple((header["key"], header["value"]) for header in headers or ())
+        return [
+            tuple((header["key"], header["value"]) for header in headers or ())
+            for headers in batch["headers"].to_pylist()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search of one segment for the keys that are left."""
+
+    segment: OpenSegment
+    keys: ChosenKeys
+    is_left: npt.NDArray[np.bool_]
+    """Which keys are not found yet (k); `found` clears what it finds."""
+    span: tuple[int, int]
+    """The offsets [start, end) that count."""
+
+    def found(
+        self, run: Chunk, records: RecordTable, numbers: Int64s, batches: Int64s
+    ) -> FoundRecords | None:
+        """Search one batch of a run for each of some keys; None if no batch has its key."""
+        firsts = records.batch_index.searchsorted(batches.astype(np.int32))
+        stops = records.batch_index.searchsorted(batches.astype(np.int32), side="right")
+        rows = self.keys.last_rows(records, numbers, firsts, stops, self.span)
+        is_found = rows >= 0
+        if not is_found.any():
+            return None
+        rows, numbers = rows[is_found], numbers[is_found]
+        self.is_left[numbers] = False
+        return FoundRecords(run, records, rows, numbers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
 
+_FAR: Final = 4096
+"""Offsets between two records from which on they are read apart."""
+
 
 def latest(
     snapshot: PartitionSnapshot,
@@ -44,9 +47,9 @@ def latest(
 
     If the keys exceed the memory budget, the hash space is split, and the log is read once or twice
     per part. Records are in offset order within a part. Records without a key, aborted records, and
-    those above the last stable offset are skipped. With a few `keys`, in a snapshot opened whole,
-    these are looked up instead. The callback `progress` receives the offsets done, and of how many:
-    a part passes each twice.
+    those above the last stable offset are skipped. With `keys`, in a snapshot opened whole, these
+    are looked up instead. The callback `progress` receives the offsets done, and of how many: a
+    part passes each twice.
 
     Raises OffsetOutOfRangeError if `end` is above the high watermark, InvalidInputError if the log
     is cleaned beyond it, so that records below it are gone.
@@ -67,14 +70,12 @@ def latest(
     passes = _Passes(span, progress)
     rows = _Rows(schema, with_tombstones)
     if keys is None:
-        return _latest(snapshot, span, budget_bytes, rows, None, passes=passes)
+        return _latest(snapshot, span, budget_bytes, rows, passes=passes)
     with contextlib.closing(PartitionLookup(snapshot)) as lookup:
-        if lookup.is_less_work(len(keys)):
-            found = [lookup.latest_or_tombstone(key, span[1]) for key in set(keys)]
-            offsets = sorted(record.offset for record in found if record is not None)
-            places = np.array(offsets, dtype=np.int64).reshape(-1, 1)
-            return (batch for place in places for batch in rows.at(snapshot, place, passes))
-    return _latest(snapshot, span, budget_bytes, rows, ChosenKeys(keys), passes=passes)
+        found = [each.records.offsets[each.rows] for each in lookup.latest(ChosenKeys(keys), end)]
+    offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *found]))
+    groups = np.split(offsets, np.flatnonzero(np.diff(offsets) > _FAR) + 1)
+    return (batch for group in groups for batch in rows.at(snapshot, group, passes))
 
 
 def latest_of_topic(
@@ -107,7 +108,6 @@ def _latest(
     span: tuple[int, int],
     budget_bytes: int,
     rows: _Rows,
-    keys: ChosenKeys | None,
     *,
     passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
@@ -124,7 +124,6 @@ def _latest(
             offset_map,
             is_mapped=mapped_batches(snapshot),
             part=part,
-            keys=keys,
             on_records=passes.tell,
         )
         return known_to == end

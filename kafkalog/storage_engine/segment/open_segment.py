@@ -11,7 +11,7 @@ Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +34,8 @@ RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
 _CHECKED_AT_ONCE = 1 << 20
 """Bytes passed over after which their checksums are compared."""
+_LIKELY_BATCH = 1 << 15
+"""Bytes to read of a batch whose size is not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,18 +195,65 @@ class OpenSegment:
         Its offsets lie within the segment; that they follow those of the batch before is not
         looked at. Raises CorruptBatchError, StorageError.
         """
-        header = self.header_at(position)
-        if header is None or header.magic != layout.MAGIC:
+        return next(self.batches_at([position], 1))
+
+    def batches_at(self, positions: Sequence[int], size: int) -> Iterator[Chunk | None]:
+        """Yield the batches v2 at ascending positions, like `batch_at`, in chunks of `size` bytes.
+
+        A chunk exceeds `size` by its last batch. The batches of a chunk need not follow each other
+        in the log, so a position in it says nothing of the log; `file_position` is the first
+        one's. Yields None and ends at a position without a batch.
+        """
+        parts: list[memoryview] = []
+        first = held = 0
+        likely = _LIKELY_BATCH
+        for place, position in enumerate(positions):
+            part = self._batch_bytes(position, likely)
+            if part is None:
+                yield None
+                return
+            parts.append(part)
+            held += len(part)
+            likely = max(likely, len(part))
+            if held >= size or place + 1 == len(positions):
+                yield self._gathered(positions[first : place + 1], parts)
+                parts, first, held = [], place + 1, 0
+
+    def _batch_bytes(self, position: int, likely: int) -> memoryview | None:
+        """Return the bytes of the batch v2 at a position, which has `likely` bytes or fewer."""
+        limit = self.limit - position
+        if position < 0 or limit < layout.BATCH_OVERHEAD:
             return None
-        buffer, table = self._check(position, position + header.size)
-        path, base = self.log, self.base_offset
-        if not base <= header.base_offset <= header.last_offset < self._following:
-            expected = f"offsets of [{base}, {self._following})"
-            found = f"{header.base_offset} to {header.last_offset}"
-            raise CorruptBatchError(path, position, expected, found)
-        return Chunk(
-            buffer, table, path, position, base, header.base_offset, header.last_offset + 1
-        )
+        data = self._read(min(likely, limit), position)
+        length = data[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
+        size = int.from_bytes(length, "big") + layout.LOG_OVERHEAD
+        is_batch = layout.BATCH_OVERHEAD <= size <= limit
+        if not is_batch or data[layout.MAGIC_POSITION] != layout.MAGIC:
+            return None
+        if size > len(data):
+            data += self._read(size - len(data), position + len(data))
+        return memoryview(data)[:size]
+
+    def _gathered(self, positions: Sequence[int], parts: Sequence[memoryview]) -> Chunk:
+        """Return batches as one chunk; raises CorruptBatchError for the first that is wrong."""
+        from kafkalog.storage_engine.records import records
+
+        path, base, position = self.log, self.base_offset, positions[0]
+        buffer = b"".join(parts)
+        table, _, _ = records.scan_batches(buffer)
+        firsts, lasts = table.base_offsets, table.last_offsets
+        try:
+            records.check_crcs(buffer, table, path=path, file_position=position)
+            is_wrong = (firsts < base) | (lasts < firsts) | (lasts >= self._following)
+            if is_wrong.any():
+                expected = f"offsets of [{base}, {self._following})"
+                raise CorruptBatchError(path, position, expected, f"{firsts[0]} to {lasts[0]}")
+        except CorruptBatchError:
+            for place, part in zip(positions, parts, strict=True) if len(parts) > 1 else ():
+                self._gathered([place], [part])
+            raise
+        start, end = int(firsts.min()), int(lasts.max()) + 1
+        return Chunk(buffer, table, path, position, base, start, end)
 
     def batches_from(self, offset: int) -> Iterator[tuple[int, BatchHeader]]:
         """Yield (position, header) of each batch that ends at or above `offset`, unchecked."""

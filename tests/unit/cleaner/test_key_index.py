@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _key_hash, key_hashes
+from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _hashes, key_hashes
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.records.records import index_records, scan_batches
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
@@ -21,6 +22,11 @@ from tests.builders.batch_builder import Record, batch_data
 
 SECRET = bytes(range(16))
 Array = npt.NDArray[Any]
+
+
+def _key_hash(key: bytes, secret: bytes) -> int:
+    keys = ChosenKeys([key])
+    return int(_hashes(keys.arena, keys.positions, keys.sizes, secret)[0])
 
 
 def build_batch(pairs: list[tuple[bytes, bytes]]) -> bytes:
@@ -72,15 +78,19 @@ def test_every_key_is_found_at_its_positions(tmp_path: Path, count: int, run_ent
     index.close()
 
 
-@pytest.mark.parametrize("blocks", [1, 3, 256])
+@pytest.mark.parametrize("way", ["key by key", "a block at once", "three", "all", "held"])
 @pytest.mark.parametrize("count", [0, 1, 511, 512, 3_000])
 def test_the_positions_of_many_keys_are_those_of_each(
-    tmp_path: Path, count: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, count: int, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index._BLOCKS_AT_ONCE", blocks)
+    place = "kafkalog.cleaner.key_index.key_index"
+    blocks = {"a block at once": 1, "three": 3}.get(way, 256)
+    monkeypatch.setattr(f"{place}._BLOCKS_AT_ONCE", blocks)
+    monkeypatch.setattr(f"{place}._BLOCKS_PER_KEY", 0 if way == "key by key" else 1 << 40)
     hashes = keys_of(count)[1] if count < 3_000 else np.repeat(keys_of(3)[1], 1_000)
     positions = np.arange(count, dtype=np.int64) * 7
     index = written(tmp_path, hashes, positions, run_entries=1 << 20)
+    assert way != "held" or index.hold()
     others = np.array([_key_hash(b"of nobody", SECRET), 0, (1 << 64) - (1 << 31)], dtype=np.uint64)
     for step in (1, 2, 700):
         asked = np.unique(np.concatenate((hashes[::step], others)))
@@ -88,6 +98,14 @@ def test_the_positions_of_many_keys_are_those_of_each(
         found = index.positions_of(asked)
         assert found is not None
         assert found.tolist() == expected
+        pairs = index.places_of(asked)
+        assert pairs is not None
+        wanted = [
+            (number, position)
+            for number, each in enumerate(asked.tolist())
+            for position in positions[hashes == each].tolist()
+        ]
+        assert list(zip(*(each.tolist() for each in pairs), strict=True)) == wanted
     index.close()
 
 
@@ -104,15 +122,14 @@ def test_hashes_that_crowd_are_all_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", [0, (1 << 64) - 1])
-def test_hashes_at_either_end_are_found(
-    tmp_path: Path, word: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hashes_at_either_end_are_found(tmp_path: Path, word: int) -> None:
     low = word & ~((1 << layout.KEYS_POSITION_BITS) - 1)
     hashes = np.concatenate((keys_of(600)[1], np.array([low], dtype=np.uint64)))
     index = written(tmp_path, hashes, np.arange(601, dtype=np.int64), run_entries=1 << 20)
-    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index._key_hash", lambda key, secret: low)
+    found = index.places_of(np.array([low], dtype=np.uint64))
 
-    assert index.positions(b"") == [600]
+    assert found is not None
+    assert [each.tolist() for each in found] == [[0], [600]]
     index.close()
 
 

@@ -15,10 +15,12 @@ import pytest
 import kafkalog
 from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
+from kafkalog.datasource.ktable import KTable
 from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -46,6 +48,10 @@ def put(log: KafkaLog, *pairs: tuple[str, str | None], partition: int = 0) -> No
 
 def indexes(log: KafkaLog) -> list[Path]:
     return sorted((log.root / "t-0").glob(f"*{layout.KEYS}"))
+
+
+def headers_of(path: Path) -> list[tuple[int, BatchHeader]]:
+    return list(iterate_headers(path.read_bytes()))
 
 
 def value(record: Record | None) -> str | None:
@@ -104,7 +110,56 @@ def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
             for key in [f"key-{i}" for i in range(0, 310, 3)]:
                 assert value(lookup.get(key)) == table.get(key), (step, key)
                 assert value(log.lookup("t", key)) == table.get(key), (step, key)
+            keys = [f"key-{i}" for i in range(310)]
+            found = lookup.get_many(keys)
+            assert {key: value(record) for key, record in found.items()} == {
+                key: table.get(key) for key in keys
+            }, step
     assert indexes(log)
+
+
+def test_many_keys_give_what_each_gives(tmp_path: Path) -> None:
+    with LogBuilder(tmp_path / "log").topic(partitions=3, **CONFIG) as log:
+        log.append("t", [(f"key-{i}", f"{i}" * 20, [("n", b"1")] * (i % 2)) for i in range(900)])
+        LogBuilder(log).clean()
+        log.append("t", [(f"key-{i}", None if i % 3 else "new") for i in range(0, 900, 20)])
+        keys: list[str | bytes] = [f"key-{i}" for i in range(0, 1000, 7)]
+        keys += [b"key-20", "key-20", ""]
+        with KTable(None, log.root, "t") as table:
+            found = table.lookup_many(keys)
+            assert list(found) == list(dict.fromkeys(keys))
+            assert found == {key: table.lookup(key) for key in keys}
+            assert table.lookup_many([]) == {}
+            placed = table.lookup_many(["key-14"], partition=1)["key-14"]
+            assert placed == table.lookup("key-14", partition=1)
+
+
+def test_many_keys_pass_over_a_damaged_index(log: KafkaLog) -> None:
+    put(log, *((f"key-{i}", f"{i}") for i in range(500)))
+    LogBuilder(log).clean()
+    for path in indexes(log):
+        data = bytearray(path.read_bytes())
+        data[5000] ^= 1
+        path.write_bytes(data)
+    with KeyLookup(engine_of(log), "t") as lookup:
+        found = lookup.get_many(f"key-{i}" for i in range(501))
+        assert [value(record) for record in found.values()] == [*map(str, range(500)), None]
+        assert lookup.scanned_bytes > 0
+
+
+def test_the_error_of_many_keys_names_the_damaged_batch(log: KafkaLog) -> None:
+    put(log, *((f"key-{i}", f"{i}") for i in range(500)))
+    LogBuilder(log).clean()
+    path = sorted((log.root / "t-0").glob(f"*{layout.LOG}"))[0]
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    position = max(int(p) for p, _ in headers_of(path))
+    with (
+        KeyLookup(engine_of(log), "t") as lookup,
+        pytest.raises(CorruptLogError, match=f"{path.name}.*{position}"),
+    ):
+        lookup.get_many(f"key-{i}" for i in range(500))
 
 
 def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:

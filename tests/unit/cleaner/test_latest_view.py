@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 from pathlib import Path
@@ -11,12 +10,11 @@ import kafkalog
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
-from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.engine import Engine
 from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.unit.cleaner.transactional_log import CONTROL, Log, is_aborted
@@ -112,13 +110,13 @@ def test_progress_counts_every_offset_twice_in_each_part_and_comes_to_its_end(
     assert (parts > 1) == (slots == 10)
 
 
-@pytest.mark.parametrize("indexed_size", [0, 1 << 40])
+@pytest.mark.parametrize("blocks", [0, 1 << 40])
 @pytest.mark.parametrize("seed", range(4))
 def test_chosen_keys_have_the_records_that_they_have_among_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, indexed_size: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, blocks: int
 ) -> None:
-    """Whether they are looked up, since that costs nothing, or filtered, since that costs much."""
-    monkeypatch.setattr("kafkalog.cleaner.key_index.key_lookup._INDEXED_SIZE", indexed_size)
+    """Whether each is looked for in an index, or the index is read whole."""
+    monkeypatch.setattr("kafkalog.cleaner.key_index.key_index._BLOCKS_PER_KEY", blocks)
     rng = random.Random(seed)
     with kafkalog.open(tmp_path) as log:
         log.create_topic("t", 1, {"segment.bytes": "3000"})
@@ -142,24 +140,6 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
                 found = latest_column(engine, end=end, keys=given, with_tombstones=with_tombstones)
                 assert found == {key: at for key, at in everything.items() if key in keys}
                 assert list(found.values()) == sorted(found.values())
-
-
-def test_few_keys_are_looked_up_and_many_are_not(tmp_path: Path) -> None:
-    with kafkalog.open(tmp_path) as log:
-        log.create_topic("t", 1, {"segment.bytes": str(1 << 20)})
-        log.append("t", [(f"k{n}", bytes(1000)) for n in range(3000)])
-        with (
-            engine_of(log).snapshot("t", 0, whole=True) as snapshot,
-            contextlib.closing(PartitionLookup(snapshot)) as lookup,
-        ):
-            assert not lookup.is_less_work(1)
-        log.clean("t", force=True)
-        with (
-            engine_of(log).snapshot("t", 0, whole=True) as snapshot,
-            contextlib.closing(PartitionLookup(snapshot)) as lookup,
-        ):
-            assert lookup.is_less_work(5)
-            assert not lookup.is_less_work(50)
 
 
 @pytest.mark.parametrize("slots", [5, 13, 40, 10_000])

@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 
 from kafkalog.storage_engine.format import ops
 from kafkalog.storage_engine.records import codes
-from kafkalog.storage_engine.records.kernels import decode, encode, gather, legacy, murmur2, scan
+from kafkalog.storage_engine.records.kernels import (
+    decode,
+    encode,
+    gather,
+    legacy,
+    match,
+    murmur2,
+    scan,
+)
 from tests.builders import batch_builder
 from tests.builders.batch_builder import Record, batch_data, record, sized, varint
 from tests.builders.message_builder import message
@@ -827,3 +835,48 @@ def test_copied_bytes_are_those_between() -> None:
     rows = np.arange(2)
     gather.gather_column(array(data), places[0], places[1], rows, offsets, nothing, out)
     assert out.tobytes() == b"a" * 8 + b"b" * 100
+
+
+# --- match ---------------------------------------------------------------------------------------
+
+
+@many
+@given(
+    st.lists(st.binary(max_size=1) | st.binary(min_size=8, max_size=9), min_size=1, max_size=6),
+    st.data(),
+)
+def test_the_last_row_of_a_key_is_the_twins(keys: list[bytes], data: st.DataObject) -> None:
+    """Keys of records may lie outside the arena: they equal none."""
+    wanted = data.draw(st.lists(st.sampled_from([*keys, b"other"]), min_size=1, max_size=4))
+    places = np.cumsum([0, *map(len, keys)])[:-1].astype(np.int64)
+    sizes = np.array([len(key) for key in keys], dtype=np.int64)
+    lost = data.draw(st.sets(st.integers(0, len(keys) - 1)))
+    for row in lost:
+        places[row] = data.draw(st.sampled_from([-1, 1 << 20, 1 << 62]))
+    offsets = np.arange(len(keys), dtype=np.int64)
+    start, end = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 6))
+    bounds = st.integers(0, len(keys))
+    searches = data.draw(
+        st.lists(st.tuples(st.integers(0, len(wanted) - 1), bounds, bounds), max_size=8)
+    )
+    numbers, firsts, stops = np.array(searches, dtype=np.int64).reshape(-1, 3).T.copy()
+    wanted_sizes = np.array([len(key) for key in wanted], dtype=np.int64)
+    rows = np.empty(len(searches), dtype=np.int64)
+
+    match.last_rows(
+        np.frombuffer(b"".join(keys), dtype=np.uint8), places, sizes, offsets,
+        np.frombuffer(b"".join(wanted), dtype=np.uint8), np.cumsum(wanted_sizes) - wanted_sizes,
+        wanted_sizes, numbers, firsts, stops, start, end, rows,
+    )  # fmt: skip
+
+    assert rows.tolist() == [
+        max(
+            (
+                row
+                for row in range(first, stop)
+                if keys[row] == wanted[number] and row not in lost and start <= row < end
+            ),
+            default=-1,
+        )
+        for number, first, stop in searches
+    ]

@@ -27,7 +27,6 @@ from kafkalog.cli.terminal.output import note, print_line
 EXAMPLES: Final = (
     "kafkalog ui /data/shop",
     "kafkalog ui /data/shop --port 0 --no-count",
-    "kafkalog ui s3://bucket/shop",
 )
 _PORT: Final = 8686
 

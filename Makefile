@@ -82,9 +82,10 @@ kill-test: $(READY) ## a query killed KILLS times (20), upserts UPSERT_KILLS (40
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
 
-store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault, eight writers for STORE_SECONDS (600), a cluster
+store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault, writers and cleaners for STORE_SECONDS (600), a cluster
 	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
 	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
+	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_torture.py $(ARGS)
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
 
 store-suite: $(READY) $(if $(KAFKALOG_TEST_PATH),,$(PEERS)) ## Spark's suites of source and sink on an object store: KAFKALOG_TEST_PATH, or versitygw

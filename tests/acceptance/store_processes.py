@@ -7,11 +7,13 @@ process for each job that it is given, a line of JSON each. A fork has all modul
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -274,6 +276,7 @@ def _fork(job: Mapping[str, Any], error: Path) -> int:
     if child:
         return child
     try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the nursery
         settings, call = dict(job["settings"]), dict(job["call"])
         getattr(_Job(**settings), call.pop("do"))(**call)
         os._exit(0)

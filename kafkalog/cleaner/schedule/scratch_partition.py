@@ -48,9 +48,7 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
-"""Objects that are fetched side by side, in pieces."""
-_PUTS: Final = 2
-"""Segments that are written side by side; each is in memory as a whole."""
+"""Objects that are fetched side by side, in pieces, or written."""
 
 
 class ScratchPartition:
@@ -250,9 +248,10 @@ class ScratchPartition:
                 seen = self._state.number
                 outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            with ThreadPoolExecutor(_PUTS, "kafkalog-put") as pool:
-                for _ in pool.map(put_one, new):
-                    pass
+            for some in _together(new):
+                with ThreadPoolExecutor(_REQUESTS, "kafkalog-put") as pool:
+                    for _ in pool.map(put_one, some):
+                        pass
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -299,6 +298,20 @@ class ScratchPartition:
         rows = np.concatenate([*listed[-1].all()])
         found[layout.GAPS] = rows.astype(">i8").tobytes()
         return found
+
+
+def _together(
+    new: Sequence[tuple[SegmentFiles, Extent]],
+) -> Iterator[list[tuple[SegmentFiles, Extent]]]:
+    """Yield segments that are written side by side: a request has its whole segment in memory."""
+    held: list[tuple[SegmentFiles, Extent]] = []
+    for each in new:
+        if held and sum(extent.size for _, extent in [*held, each]) > SEGMENT_SIZE_MAX:
+            yield held
+            held = []
+        held.append(each)
+    if held:
+        yield held
 
 
 def _modified_ns(extent: Extent) -> int:

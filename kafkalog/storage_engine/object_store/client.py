@@ -44,7 +44,7 @@ PATIENCE_S: Final = 60.0
 """How long a request that may be repeated is repeated."""
 TIMEOUT_S: Final = 30.0
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
-_PIECE_SIZE: Final = 4 << 20
+_PIECE_SIZE: Final = 256 << 10
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
 _FIRST_PAUSE_S: Final = 0.1
@@ -186,7 +186,7 @@ class ObjectClient:
             return None
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield a whole object of `size` bytes, some MiB at a time, by one request.
+        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
 
         Raises StorageError, also for an object of another size.
         """

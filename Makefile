@@ -92,9 +92,10 @@ connect-test: $(READY) ## each feature in a session of Spark Connect, of a local
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
 
-store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault, eight writers for STORE_SECONDS (600), a cluster
+store-test: $(READY) $(PEERS) ## a log in an object store: every kill and fault, writers and cleaners for STORE_SECONDS (600), a cluster
 	KAFKALOG_STORE=full $(BIN)/python -m pytest -s tests/acceptance/test_store_kills.py $(ARGS)
 	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_writers.py $(ARGS)
+	KAFKALOG_SECONDS=$(STORE_SECONDS) $(BIN)/python -m pytest -s tests/acceptance/test_store_torture.py $(ARGS)
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_store_cluster.py $(ARGS)
 
 store-suite: $(READY) $(if $(KAFKALOG_TEST_PATH),,$(PEERS)) ## Spark's suites of source and sink on an object store: KAFKALOG_TEST_PATH, or versitygw

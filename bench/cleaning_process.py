@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -66,12 +67,17 @@ def cleaned(
     """Clean in this process."""
     from kafkalog.cleaner import CleanerConfig
     from kafkalog.cleaner.schedule import manager, store_manager
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     config = CleanerConfig(dedupe_buffer_size=buffer_size)
     with Engine(Path(root)) if options is None else ObjectLog(root, options=options) as log:
-        clean = partial(store_manager.clean if isinstance(log, ObjectLog) else manager.clean, log)
+        clean: Callable[..., list[CleanerStats]] = (
+            partial(store_manager.clean, log)
+            if isinstance(log, ObjectLog)
+            else partial(manager.clean, log)
+        )
         idle_mib = peak_after_reset()
         spent, started = time.process_time(), time.perf_counter()
         (stats,) = clean(topic, force=True, now_ms=now_ms, config=config)

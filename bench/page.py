@@ -39,7 +39,6 @@ PROGRAMS: Final = (
     "latency",
     "store_latency",
     "store_throughput",
-    "store_clean",
     "idle",
     "cold_start",
     "view_latest",

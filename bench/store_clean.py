@@ -1,6 +1,6 @@
 """How fast a log in an object store is cleaned, and how much memory it takes.
 
-    python -m bench.store_clean [--json] [--quick] [--path DIR] [--rounds N] [--keys N]
+    python -m bench.store_clean [--quick] [--json] [--path DIR] [--rounds N] [--keys N]
 
 Records of 100 bytes whose keys are overwritten (bench/overwritten.py), in a log in an object store
 (versitygw on the loopback, on the same disk), and the same in a log directory, the peer. Segments
@@ -18,6 +18,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -80,7 +81,6 @@ class Side:
         """Clean a copy of a log, which stays as `copy`."""
         copy = self.bucket / "copy"
         shutil.rmtree(copy, ignore_errors=True)
-        # Links: both sides only remove files, but those that begin small, which are copied.
         subprocess.run(["cp", "-a", str(self.bucket / name), str(copy)], check=True)
         took = self.process.clean(
             self.place("copy"), TOPIC, buffer_size=buffer, now_ms=NOW_MS, options=self.options
@@ -134,7 +134,7 @@ def compare(ours: Side, peer: Side, numbers: Int64s, rounds: int, *, as_json: bo
         if ours.digest() != peer.digest():
             raise SystemExit(f"we left {ours.digest()}, the directory's cleaner {peer.digest()}")
     claim = compare_figures(
-        f"clean {len(numbers):,} records of 100 bytes, {len({*numbers.tolist()}):,} keys",
+        f"clean {len(numbers):,} records of 100 bytes, {len(np.unique(numbers)):,} keys",
         [took.seconds for took in ours.found],
         [took.seconds for took in peer.found],
         unit="s",
@@ -157,8 +157,6 @@ def compare(ours: Side, peer: Side, numbers: Int64s, rounds: int, *, as_json: bo
 
 def regrouped(side: Side, name: str) -> float:
     """Regroup a log; return the seconds."""
-    import time
-
     with side.opened(name) as log:
         assert isinstance(log, ObjectLog)
         started = time.perf_counter()
@@ -175,7 +173,7 @@ def spill(ours: Side, peer: Side, numbers: Int64s, *, as_json: bool) -> None:
         raise SystemExit(f"we left {ours.digest()}, the directory's cleaner {peer.digest()}")
     took, other = ours.found[-1], peer.found[-1]
     limit = SMALL_BUFFER // MIB + ALLOWANCE_MIB
-    keys = f"{len({*numbers.tolist()}):,} distinct dirty keys in 16 MiB"
+    keys = f"{len(np.unique(numbers)):,} distinct dirty keys in 16 MiB"
     claim = compare_figures(
         f"{keys}: peak memory above idle",
         [took.mib - took.idle_mib],

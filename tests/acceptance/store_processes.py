@@ -7,11 +7,13 @@ process for each job that it is given, a line of JSON each. A fork has all modul
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import hashlib
 import json
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -57,8 +59,8 @@ FAILED = 3
 PATIENCE_S = 240.0
 KEYED = "keyed"
 """A topic that is compacted, of rows as `keyed_rows_of` returns them."""
-ORPHAN_MS = 5_000
-"""The age of orphans that a collector of these processes deletes."""
+_SWEPT = "older than a sweep"
+"""The refusal of a commit that is slower than the sweep of a collector."""
 TINY = 24 * 40
 """Bytes for 36 keys: a cleaning has more."""
 _BECOME = "import ctypes; ctypes.CDLL(None).prctl(1, 9)"
@@ -156,7 +158,7 @@ class _Job:
             try:
                 self.micro_batch(batch_id)
             except StorageError as fault:
-                if "older than a sweep" not in str(fault):
+                if _SWEPT not in str(fault):
                     raise
             else:
                 batch_id += 1
@@ -167,25 +169,31 @@ class _Job:
 
     def clean(self, until: str, seed: int, told: str) -> None:
         """Regroup and clean until there is a file: what is due, or all that is dirty."""
-        log, draw, counts = self._log(), random.Random(seed), {"regroups": 0, "rounds": 0}
+        log, draw = self._log(), random.Random(seed)
+        counts = {"regroups": 0, "rounds": 0, "swept": 0}
         while not Path(until).exists():
             config = CleanerConfig(
                 dedupe_buffer_size=draw.choice([TINY, 1 << 20]), spill=draw.random() < 0.7
             )
             is_forced = draw.random() < 0.5
-            done = store_manager.regroup_due(log, now_ms=now_ms(), force=is_forced)
-            counts["regroups"] += sum(not each.is_lost for each in done)
-            found = store_manager.clean(log, force=is_forced, now_ms=now_ms(), config=config)
-            counts["rounds"] += sum(stats.rounds for stats in found)
+            try:
+                done = store_manager.regroup_due(log, now_ms=now_ms(), force=is_forced)
+                counts["regroups"] += sum(not each.is_lost for each in done)
+                found = store_manager.clean(log, force=is_forced, now_ms=now_ms(), config=config)
+                counts["rounds"] += sum(stats.rounds for stats in found)
+            except StorageError as fault:
+                if _SWEPT not in str(fault):
+                    raise
+                counts["swept"] += 1
             Path(told).write_text(json.dumps(counts))
 
-    def collect(self, until: str, told: str) -> None:
-        """Delete what nobody needs, also young orphans, until there is a file."""
+    def collect(self, until: str, told: str, orphan_ms: int) -> None:
+        """Delete what nobody needs, also orphans of an age, until there is a file."""
         collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]
         log, counts = self._log(), {"dead": 0, "orphans": 0, "commits": 0}
         while not Path(until).exists():
             counts["dead"] += collector.delete_dead(log, now_ms=now_ms())
-            counts["orphans"] += collector.sweep(log, now_ms=now_ms(), age_ms=ORPHAN_MS)
+            counts["orphans"] += collector.sweep(log, now_ms=now_ms(), age_ms=orphan_ms)
             counts["commits"] += collector.cut_commit_log(log, now_ms=now_ms())
             Path(told).write_text(json.dumps(counts))
             time.sleep(0.5)
@@ -268,6 +276,7 @@ def _fork(job: Mapping[str, Any], error: Path) -> int:
     if child:
         return child
     try:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # it ends with the nursery
         settings, call = dict(job["settings"]), dict(job["call"])
         getattr(_Job(**settings), call.pop("do"))(**call)
         os._exit(0)

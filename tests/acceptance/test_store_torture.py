@@ -51,6 +51,7 @@ WRITERS, CLEANERS, PARTITIONS = 8, 3, 3
 KILL_EACH_S = 2.0
 DELAY_MS = 20_000 if SECONDS >= WITH_STREAM_S else 1_000
 """`file.delete.delay.ms`: who reads for longer plans again; a stream of Spark is started again."""
+ORPHAN_MS = max(5_000, DELAY_MS)
 CONFIGS = {
     "t": {"cleanup.policy": "delete", "file.delete.delay.ms": str(DELAY_MS)},
     KEYED: {
@@ -139,7 +140,7 @@ def test_whatever_is_killed_no_row_is_lost_or_doubled_and_no_object_left(
             others = running.until["others"]
             draws = lambda: draw.randrange(1 << 32)  # noqa: E731
             running.add(f"cleaner{number}", do="clean", seed=draws, told="", until=others)
-        running.add("collector", do="collect", told="", until=others)
+        running.add("collector", do="collect", told="", orphan_ms=ORPHAN_MS, until=others)
         running.add("watcher", do="watch", told="", until=others)
         read = str(tmp_path / "read")
         running.add("reader", do="follow", told="", until=read, is_collected=True)

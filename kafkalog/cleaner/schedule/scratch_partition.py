@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -48,6 +48,7 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
+"""Objects that are fetched side by side, in pieces, or written."""
 
 
 class ScratchPartition:
@@ -247,10 +248,10 @@ class ScratchPartition:
                 seen = self._state.number
                 outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            puts = [self._pool.submit(put_one, each) for each in new]
-            wait(puts)  # all, so that after a failure the caller knows the outputs
-            for put in puts:
-                put.result()
+            for some in _together(new):
+                with ThreadPoolExecutor(_REQUESTS, "kafkalog-put") as pool:
+                    for _ in pool.map(put_one, some):
+                        pass
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -297,6 +298,20 @@ class ScratchPartition:
         rows = np.concatenate([*listed[-1].all()])
         found[layout.GAPS] = rows.astype(">i8").tobytes()
         return found
+
+
+def _together(
+    new: Sequence[tuple[SegmentFiles, Extent]],
+) -> Iterator[list[tuple[SegmentFiles, Extent]]]:
+    """Yield segments that are written side by side: a request has its whole segment in memory."""
+    held: list[tuple[SegmentFiles, Extent]] = []
+    for each in new:
+        if held and sum(extent.size for _, extent in [*held, each]) > SEGMENT_SIZE_MAX:
+            yield held
+            held = []
+        held.append(each)
+    if held:
+        yield held
 
 
 def _modified_ns(extent: Extent) -> int:

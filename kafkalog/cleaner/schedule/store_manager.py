@@ -96,9 +96,12 @@ def merge_due(
     Damaged ones are left as they are, with a warning. Raises StorageError.
     """
     done: list[Regrouped] = []
-    state = log.known_state
-    for topic, known in sorted(state.log.topics.items()):
+    for topic, known in sorted(log.known_state.log.topics.items()):
         for number, _ in known.present():
+            state = log.known_state  # it has changed if a merge met another commit
+            found = state.log.topics.get(topic)
+            if found is None or found.topic_id != known.topic_id:
+                break
             plan = plan_of(state, topic, number, now_ms)
             if plan.act != MERGE:
                 continue

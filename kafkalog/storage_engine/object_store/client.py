@@ -51,7 +51,7 @@ SLOWEST_LINE: Final = 128 << 10
 _LONGEST_ANSWER_S: Final = 3600
 """How long an answer may take whose bytes keep coming."""
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
-_PIECE_SIZE: Final = 4 << 20
+_PIECE_SIZE: Final = 256 << 10
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
 _FIRST_PAUSE_S: Final = 0.1
@@ -195,7 +195,7 @@ class ObjectClient:
             return None
 
     def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield a whole object of `size` bytes, some MiB at a time, by one request.
+        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
 
         Raises StorageError, also for an object of another size.
         """

@@ -358,6 +358,33 @@ def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
         assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["merged", "deleted"])
+def test_a_merge_plans_each_partition_by_the_newest_state(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_deleted: bool
+) -> None:
+    log.create_topic("t", 2, {"cleanup.policy": "delete"})
+    for _ in range(8):
+        fill(log, 2, commits=1)
+        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    expected, swap = records(log), log.swap
+    others = [ObjectLog(log.address)]
+
+    def late(*given: Any, **options: Any) -> bool:
+        while others:
+            other = others.pop()
+            if is_deleted:
+                other.delete_topic("t", now_ms=NOW_MS)
+            else:
+                assert len(store_manager.merge_due(other, now_ms=NOW_MS)) == 1
+        return swap(*given, **options)
+
+    monkeypatch.setattr(log, "swap", late)
+    (done,) = store_manager.merge_due(log, now_ms=NOW_MS)
+    assert done.is_lost == is_deleted
+    assert records(log) == ({} if is_deleted else expected)
+    assert named(log) == stored(log)
+
+
 def test_an_append_during_a_cleaning_stays_dirty(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)

@@ -132,8 +132,8 @@ def run(*command: str, cwd: Path, **environment: str) -> str:
 
 def install(environment: Path, *wanted: str, **more: str) -> None:
     """Install into an environment, which has no pip of its own, with this one's."""
-    quiet = ("-q", "--disable-pip-version-check")
-    pip = (sys.executable, "-m", "pip", "--python", python(environment), "install", *quiet)
+    options = ("-q", "--disable-pip-version-check", "--no-compile")
+    pip = (sys.executable, "-m", "pip", "--python", python(environment), "install", *options)
     run(*pip, *wanted, cwd=environment, **more)
 
 

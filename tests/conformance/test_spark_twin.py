@@ -33,18 +33,17 @@ KAFKA, BROKER, OURS = "kafka", "broker", "ours"
 """The connector; kafkalog on the broker's directory; kafkalog on one of its own."""
 HALF_WAY = "limited_offsets"
 IS_FULL = os.environ.get("KAFKALOG_TWIN") == "full"
-STREAMS_OF_OURS = {
-    "topics_that_appear",
-    "committed_while_one_is_open",
-    "windows_behind_a_watermark",
-    HALF_WAY,
+JOBS_OF_OURS = {
+    *("several_topics_from_earliest_to_latest", "the_earliest_of_deleted_records"),
+    *("a_compacted_topic", "committed_records", "between_times_of_all", "a_join_in_sql"),
+    *("topics_that_appear", "committed_while_one_is_open", "windows_behind_a_watermark", HALF_WAY),
 }
-"""The streams that are everyday read from a directory of ours too; each takes seconds."""
+"""The jobs that are everyday run on a directory of ours too; each takes seconds."""
 PAIRS = [
     (name, way)
-    for name, job in JOBS.items()
+    for name in JOBS
     for way in (BROKER, OURS)
-    if way == BROKER or IS_FULL or not job.is_stream or name in STREAMS_OF_OURS
+    if way == BROKER or IS_FULL or name in JOBS_OF_OURS
 ]
 STREAMS = [(name, way) for name, way in PAIRS if JOBS[name].is_stream]
 _SETTINGS = {

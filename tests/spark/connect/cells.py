@@ -26,7 +26,7 @@ from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
 
-__all__ = ["CELLS", "RUNS", "SETTINGS", "patiently", "run_cell"]
+__all__ = ["CELLS", "RUNS", "SERVER_CELLS", "SETTINGS", "patiently", "run_cell"]
 
 RUNS = "runs"
 CELLS: dict[str, Callable[[Place], str | None]] = {}
@@ -562,6 +562,19 @@ def view(at: Place) -> None:
         assert rows_of(database, shelves) == [("apple", "A1"), ("fig", "C2")]
     finally:
         kept.stop()
+
+
+EVERYDAY = (
+    *("batch read", "KTable.df()", "previous=True", "stream read: ", "LagListener"),
+    *("stream write by", "Append(..., checkpoint=)", "without `name=`", "SQLiteUpsert("),
+    *("does not fit", "KTableView"),
+)
+SERVER_CELLS = [
+    feature
+    for feature in CELLS
+    if os.environ.get("KAFKALOG_CONNECT") == "full" or any(word in feature for word in EVERYDAY)
+]
+"""What runs on a server that was started before: one cell of each kind, or all of them."""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.cluster import kill_session
 from tests.postgres_server import fault
-from tests.spark.connect.cells import SETTINGS
+from tests.spark.connect.cells import SERVER_CELLS, SETTINGS
 from tests.spark_home import make_spark_home
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -44,19 +44,22 @@ def server_outcomes(tmp_path_factory: pytest.TempPathFactory, conninfo: str) -> 
     """Return what each cell gave with a server that was started before."""
     scratch = tmp_path_factory.mktemp("server")
     with started_server(scratch) as remote:
-        return outcomes(remote, scratch, KAFKALOG_POSTGRES=conninfo)
+        return outcomes(remote, scratch, *SERVER_CELLS, KAFKALOG_POSTGRES=conninfo)
 
 
-def outcomes(remote: str, scratch: Path, **variables: str) -> dict[str, str]:
-    printed = run_program("cells", remote, scratch / "cells", scratch, **variables)
+def outcomes(remote: str, scratch: Path, *cells: str, **variables: str) -> dict[str, str]:
+    printed = run_program("cells", remote, scratch / "cells", scratch, *cells, **variables)
     found = [json.loads(line) for line in printed.splitlines() if line.startswith('{"feature"')]
     return {each["feature"]: each["outcome"] for each in found}
 
 
-def run_program(name: str, remote: str, directory: Path, scratch: Path, **variables: str) -> str:
+def run_program(
+    name: str, remote: str, directory: Path, scratch: Path, *arguments: str, **variables: str
+) -> str:
     """Run a program of this folder in a process of its own; return what it prints."""
     home = make_spark_home(scratch / "client")
-    command = [sys.executable, "-m", f"tests.spark.connect.{name}", remote, str(directory)]
+    module = f"tests.spark.connect.{name}"
+    command = [sys.executable, "-m", module, remote, str(directory), *arguments]
     with (scratch / "errors").open("wb") as errors:
         program = subprocess.Popen(
             command,

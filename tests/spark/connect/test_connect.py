@@ -1,4 +1,8 @@
-"""The table of docs/spark-connect.md: each of its cells is run."""
+"""The table of docs/spark-connect.md: its cells are run.
+
+KAFKALOG_CONNECT=full runs each of them (`make connect-test`); else the column of a started server,
+which is that of a local one, is tried by one feature of each kind.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ import pytest
 import kafkalog
 from tests import ROOT
 from tests.builders.log_contents import values
-from tests.spark.connect.cells import CELLS, RUNS, run_cell
+from tests.spark.connect.cells import CELLS, RUNS, SERVER_CELLS, run_cell
 from tests.spark.connect.conftest import run_program
 from tests.spark.connect.moving import copy_and_keep
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
@@ -25,6 +29,11 @@ SENTENCES = {" ".join(text.split()) for text in re.findall(r"`([^`]+)`", DOCUMEN
 ROW = re.compile(r"^\| (.+?) \| (\w+) \| (\w+) \| (\w+) \|$", re.M)
 TABLE = {feature: outcomes for feature, *outcomes in ROW.findall(DOCUMENT)}
 SESSIONS = ["classic", "local", "server"]
+RUN = [
+    (session, feature)
+    for session in SESSIONS
+    for feature in (SERVER_CELLS if session == "server" else CELLS)
+]
 
 
 def test_the_table_has_a_row_for_each_feature() -> None:
@@ -32,8 +41,11 @@ def test_the_table_has_a_row_for_each_feature() -> None:
     assert TABLE["feature"] == SESSIONS
 
 
-@pytest.mark.parametrize("feature", CELLS)
-@pytest.mark.parametrize("session", SESSIONS)
+def test_a_started_server_is_like_a_local_one() -> None:
+    assert all(local == server for _, local, server in [TABLE[feature] for feature in CELLS])
+
+
+@pytest.mark.parametrize(("session", "feature"), RUN)
 def test_a_feature_does_what_the_table_says(
     session: str,
     feature: str,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.cluster import PATIENCE_S, SMALL_JVM
+from tests.acceptance.cluster import PATIENCE_S
 from tests.spark_home import make_spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -32,7 +32,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "PATH": f"{place / 'venv' / 'bin'}{os.pathsep}{kept['PATH']}",
         "SPARK_HOME": str(make_spark_home(place / "spark")),
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": "token",
-        "JAVA_TOOL_OPTIONS": SMALL_JVM,
     }
 
 

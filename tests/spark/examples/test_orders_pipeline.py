@@ -1,8 +1,12 @@
-"""The tables of the orders end equal to the log, however often the program is killed."""
+"""The tables of the orders end equal to the log, however often the program is killed.
+
+KAFKALOG_KILLS says how often (1; `make kill-test`: 20), KAFKALOG_SEED repeats the moments.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import subprocess
 import sys
@@ -19,6 +23,7 @@ from tests import ROOT
 from tests.postgres_server import query
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+KILLS = int(os.environ.get("KAFKALOG_KILLS", "1"))
 ROWS = [("eu", 1, "fig", 3, "ripe"), ("us", 1, "nut", 5, None), ("us", 2, "pear", 4, None)]
 
 
@@ -31,8 +36,10 @@ def dead_letters(path: Path, name: str) -> list[tuple[Any, Any]]:
 def test_tables_of_a_killed_pipeline_end_equal_to_the_log(tmp_path: Path, postgres: str) -> None:
     command = [sys.executable, "-m", "examples.orders_pipeline", "--path", str(tmp_path)]
     command += ["--postgres", postgres]
-    chance = random.Random(25)
-    for _ in range(3):
+    seed = int(os.environ.get("KAFKALOG_SEED", random.SystemRandom().randrange(1 << 32)))
+    print(f"\nKAFKALOG_SEED={seed} KAFKALOG_KILLS={KILLS}", flush=True)
+    chance = random.Random(seed)
+    for _ in range(KILLS):
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             with contextlib.closing(process.stdout):

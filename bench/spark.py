@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from bench import NO_BYTECODE
 from bench.memory import Peak, peak_of_tree
 from tests.conformance.jars import PEERS
 
@@ -59,6 +60,7 @@ def session(
             _activate(running)
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.pop(NO_BYTECODE, None)
     # The secret of a store's server (bench/stored.py), which workers inherit from Spark.
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         os.environ.setdefault(name, secrets.token_hex(16))

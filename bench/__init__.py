@@ -27,6 +27,7 @@ from bench.memory import peak_mib, reset_peak
 __all__ = [
     "LESS",
     "MORE",
+    "NO_BYTECODE",
     "Claim",
     "Side",
     "compare",
@@ -41,6 +42,8 @@ MORE: Final = "times as fast"
 """The ratio is the peer's time / ours, or our rate / the peer's: more is better."""
 LESS: Final = "of its time"
 """The ratio is our time / the peer's: less is better."""
+NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
+"""With it every new process would compile our sources: installed ones are compiled already."""
 
 _T = TypeVar("_T")
 _IS_MET: Final = {">=": operator.ge, "<=": operator.le, "<": operator.lt}

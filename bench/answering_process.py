@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
+from bench import NO_BYTECODE
+
 __all__ = ["AnsweringProcess"]
 
 _LAST_S: Final = 60
 """How long it may take to end."""
-_NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
-"""With it every new process would compile our sources: installed ones are compiled already."""
 
 
 class AnsweringProcess:
@@ -27,7 +27,7 @@ class AnsweringProcess:
     def __init__(self, program: str, *arguments: str, errors: Path | None = None) -> None:
         self._program = program
         self._errors = errors
-        inherited = {name: value for name, value in os.environ.items() if name != _NO_BYTECODE}
+        inherited = {name: value for name, value in os.environ.items() if name != NO_BYTECODE}
         told = None if errors is None else errors.open("ab")
         try:
             self._process = subprocess.Popen(

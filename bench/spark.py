@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from bench import NO_BYTECODE
 from bench.memory import Peak, peak_of_tree
 from bench.stored import make_secret
 from tests.conformance.jars import PEERS
@@ -60,6 +61,7 @@ def session(
         return
     os.environ["PYSPARK_PYTHON"] = sys.executable
     make_secret()  # which workers inherit from Spark
+    os.environ.pop(NO_BYTECODE, None)
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=place) as scratch:
         settings = {
             "spark.driver.memory": memory,

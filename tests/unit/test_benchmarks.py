@@ -82,7 +82,6 @@ PROMISED = [
     ("staging", "64 tasks x 50 partitions", "one file per task, bare", "<= 2"),
     ("idle", "after 90 s", "empty source and sink", "<= 0.5"),
     ("open", "1,000 partitions", "start of Kafka's broker", ">= 10"),
-    ("open", "status: 1,000 partitions", "names and sizes", "ours < 0.5"),
     ("growth_curve", "100,000,000 records", "the same for 1,000,000 records", "<= 1.5"),
     ("growth_curve", "100,000,000 records", "Kafka's LogCleaner", ""),
     ("growth", "dirty byte, the clean part 10 times as large", "", "<= 1.5"),

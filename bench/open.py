@@ -321,7 +321,7 @@ def show(
     opens = [{**one, "peak_kib": one["open_kib"]} for one in found["open"]]
     walks = found["walk"]
     tell(f"open: {text}", opens, walks, whole="with_append_and_read", as_json=as_json)
-    tell(f"status: {text}", found["status"], walks, as_json=as_json)
+    tell(f"status: {text}", found["status"], walks, target="ours < 0.5", as_json=as_json)
     tell(f"kafkalog status: {text}", found["command"], walks, as_json=as_json)
     if found["broker"]:
         tell_of_broker(text, found["open"], found["broker"], as_json=as_json)
@@ -383,6 +383,7 @@ def tell(
     walk: list[dict[str, Any]],
     *,
     whole: str = "with_process_start",
+    target: str = "",
     as_json: bool,
 ) -> None:
     """Print a claim of figures whose peer is the walk; `whole` is what the process did besides."""
@@ -392,6 +393,7 @@ def tell(
         [one["seconds"] for one in walk],
         unit="s",
         peer_name="names and sizes of all files",
+        target=target,
         ours_mib=max(one["peak_kib"] for one in ours) / 1024,
         peer_mib=max(one["peak_kib"] for one in walk) / 1024,
     )

@@ -95,8 +95,7 @@ def _look_at(opened: OpenSegmentFile, path: Path, position: int, header: batch.B
 
 
 def _files(path: Path) -> SegmentFiles:
-    index, time_index, aborted = (path.with_suffix(s) for s in layout.SEGMENT_SUFFIXES[1:])
-    return SegmentFiles(0, path, index, time_index, aborted, path.stat().st_size)
+    return SegmentFiles(path.parent, 0, path.stat().st_size)
 
 
 def _batches_of(codec: int) -> Callable[[], list[bytes]]:

@@ -83,8 +83,7 @@ def _segment(directory: Path) -> OpenSegmentFile:
     log = directory / _name(layout.LOG)
     items = [sample_root.stored(sample_root.some(n * 4, 4)) for n in range(8)]
     log.write_bytes(b"".join(item.data for item in items))
-    index, time_index, aborted = (directory / _name(s) for s in layout.SEGMENT_SUFFIXES[1:])
-    files = SegmentFiles(0, log, index, time_index, aborted, log.stat().st_size)
+    files = SegmentFiles(directory, 0, log.stat().st_size)
     return OpenSegmentFile(files, end_offset=layout.INT64_MAX, committed=None)
 
 

@@ -91,6 +91,7 @@ LIGHT = [
 PICKLED = {
     "pyspark_kafkalog": ["kafkalog.datasource.range_reader", "kafkalog.sink.writer", "numpy"],
     "kafkalog.datasource.stream_reader": ["numpy"],
+    "kafkalog.cleaner.report.status": ["numpy"],
 }
 """Modules that each Python process of a query imports, and what it needs only to read or write."""
 FILE_CALLS = {

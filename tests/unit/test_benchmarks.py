@@ -86,6 +86,8 @@ PROMISED = [
     ("staging", "64 tasks x 50 partitions", "the same, and a bare commit", "<= 1.6"),
     ("idle", "after 90 s", "empty source and sink", "<= 0.5"),
     ("open", "1,000 partitions", "start of Kafka's broker", ">= 10"),
+    ("growth_curve", "100,000,000 records", "the same for 1,000,000 records", "<= 1.5"),
+    ("growth_curve", "100,000,000 records", "Kafka's LogCleaner", ""),
     ("growth", "dirty byte, the clean part 10 times as large", "", "<= 1.5"),
     *(
         ("many_segments", f"clean {count} segments of 8 records, each swapped alone", "LogC", "")

@@ -1,8 +1,9 @@
 """The latest record of each key, as of an offset, for `view=latest` and tables.
 
 A record is obsolete if its key occurs again at a higher offset below the end. The cleaner has the
-same rule, and its first pass is used here. Only committed records below the last stable offset
-count. The records in memory are bounded, however well they were compressed.
+same rule, and its first pass is used here. A log that is clean up to the end has each key once, so
+no key is looked up: the log is read once, as it is. Only committed records below the last stable
+offset count. The records in memory are bounded, however well they were compressed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
+from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.log.log_store import LogStore
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
 
 _FAR: Final = 4096
@@ -45,11 +48,12 @@ def latest(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the latest record of each key below `end`; tombstones only with `with_tombstones`.
 
-    If the keys exceed the memory budget, the hash space is split, and the log is read once or twice
-    per part. Records are in offset order within a part. Records without a key, aborted records, and
-    those above the last stable offset are skipped. With `keys`, in a snapshot opened whole, these
-    are looked up instead. The callback `progress` receives the offsets done, and of how many: a
-    part passes each twice.
+    A log that is clean up to `end` is read once. If the keys of another one exceed the memory
+    budget, the hash space is split, and the log is read once or twice per part. Records are in
+    offset order within a part. Records without a key, aborted records, and those above the last
+    stable offset are skipped. With `keys`, in a snapshot opened whole, these are looked up instead.
+    The callback `progress` receives the offsets done, and of how many: a part passes each twice, a
+    clean log once.
 
     Raises OffsetOutOfRangeError if `end` is above the high watermark, InvalidInputError if the log
     is cleaned beyond it, so that records below it are gone.
@@ -112,6 +116,11 @@ def _latest(
     passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
     start, end = span
+    if _is_clean(snapshot.state, end):
+        passes.left = 1
+        yield from rows.all_of(snapshot, span, passes)
+        passes.end_one()
+        return
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
 
     def put(part: Part, left: int) -> bool:
@@ -132,6 +141,14 @@ def _latest(
         passes.end_one()
         yield from rows.at(snapshot, offset_map.take_offsets(), passes)
         passes.end_one()
+
+
+def _is_clean(state: PartitionState, end: int) -> bool:
+    """Return whether each key occurs once below `end`, because a cleaning of ours has been there.
+
+    What a broker has cleaned is looked up: its checkpoint outlives a truncation of its log.
+    """
+    return valid_first_dirty_offset(state) >= end and state.listed_from <= state.log_start_offset
 
 
 class _Passes:
@@ -171,21 +188,39 @@ class _Rows:
         self, snapshot: PartitionSnapshot, offsets: Int64s, passes: _Passes
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the records at these offsets (n, ascending)."""
-        from kafkalog.storage_engine.records.columns import arrow_batches
-
         if not len(offsets):
             return
-        place = snapshot.topic, snapshot.partition
         for chunk in snapshot.chunks(int(offsets[0]), int(offsets[-1]) + 1):
             table = chunk.table
             first = offsets.searchsorted(table.base_offsets)
             is_wanted = first < offsets.searchsorted(table.last_offsets, side="right")
             for run, records in chunk.runs(is_wanted):
-                rows = _rows_at(records.offsets, offsets)
-                if not self.with_tombstones:
-                    rows = rows[records.value_sizes[rows] >= 0]
+                yield from self._of(snapshot, run, records, _rows_at(records.offsets, offsets))
                 passes.tell(records)
-                yield from arrow_batches(records, run.table, rows, place, schema=self.schema)
+
+    def all_of(
+        self, snapshot: PartitionSnapshot, span: tuple[int, int], passes: _Passes
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all committed records with a key in a span of offsets."""
+        start, end = span
+        is_mapped = mapped_batches(snapshot)
+        for chunk in snapshot.chunks(start, end):
+            for run, records in chunk.runs(is_mapped(chunk)):
+                offsets = records.offsets
+                is_in = (records.key_sizes >= 0) & (offsets >= start) & (offsets < end)
+                yield from self._of(snapshot, run, records, np.flatnonzero(is_in))
+                passes.tell(records)
+
+    def _of(
+        self, snapshot: PartitionSnapshot, run: Chunk, records: RecordTable, rows: Int64s
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield some records of a run, without tombstones if they make no rows."""
+        from kafkalog.storage_engine.records.columns import arrow_batches
+
+        if not self.with_tombstones:
+            rows = rows[records.value_sizes[rows] >= 0]
+        place = snapshot.topic, snapshot.partition
+        yield from arrow_batches(records, run.table, rows, place, schema=self.schema)
 
 
 def _rows_at(found: Int64s, wanted: Int64s) -> Int64s:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, largest_timestamp
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
-from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
-from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files

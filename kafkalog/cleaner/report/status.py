@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.report.explain import waits
-from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
-from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
 from kafkalog.errors import KafkaLogError
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def status(
     A partition that cannot be read has the reason in its status.
     """
     plans = Plans(engine, now_ms) if plans is None else plans
-    state = engine.state()
+    state = plans.state
     names = sorted(state.topics) if topic is None else [state.topic(topic).name]
     found: list[PartitionStatus] = []
     for name in names:

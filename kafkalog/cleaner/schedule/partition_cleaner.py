@@ -24,7 +24,11 @@ from kafkalog.cleaner.schedule.scheduler import may_be_cleaned
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.cleaner.state.uncleanable import clear_uncleanable, mark_uncleanable
+from kafkalog.cleaner.state.uncleanable import (
+    clear_uncleanable,
+    fault_reason,
+    mark_uncleanable,
+)
 from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
@@ -230,13 +234,3 @@ class _Pace:
         self.cleaner.check_abort()
         if is_paused(self.directory):
             raise CleaningAborted("the partition is paused")
-
-
-def fault_reason(fault: Exception) -> str:
-    """Return the message of an error, in one line."""
-    if isinstance(fault, OSError) and fault.filename and fault.strerror:
-        return f"{fault.filename}: {fault.strerror}"
-    if isinstance(fault, OSError) and fault.strerror:
-        return fault.strerror
-    text = " ".join(str(fault).split())
-    return text if text else type(fault).__name__

@@ -5,8 +5,9 @@ Kafka: LogCleanerManager.grabFilthiestCompactedLog (rules C33 to C39).
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,9 +19,15 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.reading.pins import LivePins
-from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.segment.segments import (
+    SegmentFiles,
+    glance_at_segments,
+    list_segments,
+)
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kafkalog.storage_engine.engine import Engine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
@@ -99,8 +106,9 @@ class Plans:
     """The plans and pins of a log at one time; each plan is made on first use."""
 
     def __init__(self, engine: Engine, now_ms: int) -> None:
-        """Load the pins."""
+        """Load the state, and the pins."""
         self._engine = engine
+        self.state: Final = engine.state()
         self.now_ms: Final = now_ms
         self.pins: Final = LivePins(engine.root, now_ms)
         self._made: dict[tuple[str, int], tuple[LogToClean, PartitionState]] = {}
@@ -113,32 +121,55 @@ class Plans:
         return made
 
     def _plan(self, topic: str, partition: int) -> tuple[LogToClean, PartitionState]:
+        """Plan from the state at the beginning and a listing without a lock.
+
+        Where the two do not fit each other, plan from a listing under the lock and its state.
+        """
+        known = self.state.topics.get(topic)
+        directory = self._engine.partition_directory(topic, partition)
+        if known is not None and partition < len(known.partitions):
+            state = known.partitions[partition]
+            with contextlib.suppress(FileNotFoundError):
+                segments = glance_at_segments(directory)
+                if segments is not None and _has_active(segments, state):
+                    return self._planned(known, partition, directory, segments), state
+        return self._plan_locked(topic, partition, directory)
+
+    def _plan_locked(
+        self, topic: str, partition: int, directory: Path
+    ) -> tuple[LogToClean, PartitionState]:
         """Plan from a listing and a state that fit each other.
 
         Raises StorageError if the active segment has committed bytes and is missing, except in a
         broker's.
         """
         engine = self._engine
-        directory = engine.partition_directory(topic, partition)
         with engine.listing_lock(directory):
             described = engine.describe(topic)
             segments = list_segments(directory)
         state = described.partitions[partition]
-        is_there = any(one.base_offset == state.active_base for one in segments)
-        if state.active_size and not is_there and not engine.is_brokers:
+        if state.active_size and not _has_active(segments, state) and not engine.is_brokers:
             raise StorageError(
                 f"{directory}: the segment of offset {state.active_base} is missing; committed "
                 "records are lost"
             )
-        log = log_to_clean(
-            topic,
+        return self._planned(described, partition, directory, segments), state
+
+    def _planned(
+        self, known: TopicState, partition: int, directory: Path, segments: Sequence[SegmentFiles]
+    ) -> LogToClean:
+        return log_to_clean(
+            known.name,
             partition,
             directory=directory,
-            config=TopicConfig.parse(described.config),
-            state=state,
+            config=TopicConfig.parse(known.config),
+            state=known.partitions[partition],
             segments=segments,
             now_ms=self.now_ms,
-            pinned_offset=self.pins.limit(topic, described.topic_id, partition),
+            pinned_offset=self.pins.limit(known.name, known.topic_id, partition),
             is_awaited=self.pins.has_changelog,
         )
-        return log, state
+
+
+def _has_active(segments: Sequence[SegmentFiles], state: PartitionState) -> bool:
+    return any(segment.base_offset == state.active_base for segment in segments)

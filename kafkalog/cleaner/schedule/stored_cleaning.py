@@ -19,13 +19,12 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.partition_cleaner import (
     PartitionCleaner,
-    fault_reason,
     never,
     unwatched,
 )
 from kafkalog.cleaner.schedule.scratch_partition import ScratchPartition, closed_extents
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.cleaner.state.uncleanable import mark_uncleanable
+from kafkalog.cleaner.state.uncleanable import fault_reason, mark_uncleanable
 from kafkalog.errors import CommitInDoubtError, KafkaLogError
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig

@@ -139,3 +139,13 @@ def clear_uncleanable(directory: Path) -> None:
     if path.exists():
         files.remove(path)
         files.sync_directory(directory)
+
+
+def fault_reason(fault: Exception) -> str:
+    """Return the message of an error, in one line."""
+    if isinstance(fault, OSError) and fault.filename and fault.strerror:
+        return f"{fault.filename}: {fault.strerror}"
+    if isinstance(fault, OSError) and fault.strerror:
+        return fault.strerror
+    text = " ".join(str(fault).split())
+    return text if text else type(fault).__name__

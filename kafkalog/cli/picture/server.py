@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs
 
-from kafkalog.cleaner.schedule.partition_cleaner import fault_reason
+from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page

@@ -43,18 +43,41 @@ _TIME_HINTS = 3
 
 @dataclass(frozen=True, slots=True)
 class SegmentFiles:
-    """The paths of one live segment; only the `.log` must exist.
+    """The files of one live segment; only the `.log` must exist.
 
     `size` is that of the `.log` file in bytes at the listing; it may exceed the committed size.
-    Paths end in `.swap` if a dead process left them so.
+    A dead process may have left files with names that end in `.swap`: those of the suffixes
+    `swaps`.
     """
 
+    directory: Path
     base_offset: int
-    log: Path
-    index: Path
-    time_index: Path
-    transaction_index: Path
     size: int
+    swaps: frozenset[str] = frozenset()
+
+    @property
+    def log(self) -> Path:
+        """The path of the batches."""
+        return self._path(layout.LOG)
+
+    @property
+    def index(self) -> Path:
+        """The path of the offset index."""
+        return self._path(layout.INDEX)
+
+    @property
+    def time_index(self) -> Path:
+        """The path of the time index."""
+        return self._path(layout.TIME_INDEX)
+
+    @property
+    def transaction_index(self) -> Path:
+        """The path of the list of aborted transactions."""
+        return self._path(layout.TRANSACTION_INDEX)
+
+    def _path(self, suffix: str) -> Path:
+        stage = layout.SWAP if suffix in self.swaps else ""
+        return self.directory / layout.segment_file(self.base_offset, suffix, stage)
 
 
 # --- which files are live ------------------------------------------------------------------------
@@ -93,11 +116,7 @@ def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
 
 
 def _resolve(directory: Path, *, is_strict: bool) -> _Files:
-    stages: dict[str, dict[int, set[str]]] = {
-        stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
-    }
-    for _, base, suffix, stage in _scan(directory):
-        stages[stage].setdefault(base, set()).add(suffix)
+    stages = _stages(directory)
     live, cleaned = stages[""], stages[layout.CLEANED]
     swaps, dead_swaps = stages[layout.SWAP], {}
     if cleaned:
@@ -112,6 +131,16 @@ def _resolve(directory: Path, *, is_strict: bool) -> _Files:
         # An empty .log.swap spans no offsets, and still replaces what has its own base.
         replaced = {base for base in live if start <= base < end or base in logs}
     return _Files(live, swaps, dead_swaps, cleaned, replaced)
+
+
+def _stages(directory: Path) -> dict[str, dict[int, set[str]]]:
+    """Return the suffixes of the segment files by stage and base offset."""
+    stages: dict[str, dict[int, set[str]]] = {
+        stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
+    }
+    for _, base, suffix, stage in _scan(directory):
+        stages[stage].setdefault(base, set()).add(suffix)
+    return stages
 
 
 def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
@@ -166,15 +195,13 @@ def _checked_end(
 
 
 def _swapped(directory: Path, base: int) -> SegmentFiles:
-    return _segment_files(directory, base, set(layout.SEGMENT_SUFFIXES))
+    return _segment_files(directory, base, layout.SEGMENT_SUFFIXES)
 
 
-def _segment_files(directory: Path, base: int, swaps: set[str]) -> SegmentFiles:
-    log, index, time_index, transaction_index = (
-        directory / layout.segment_file(base, suffix, layout.SWAP if suffix in swaps else "")
-        for suffix in layout.SEGMENT_SUFFIXES
-    )
-    return SegmentFiles(base, log, index, time_index, transaction_index, log.stat().st_size)
+def _segment_files(directory: Path, base: int, swaps: Collection[str]) -> SegmentFiles:
+    stage = layout.SWAP if layout.LOG in swaps else ""
+    log = directory / layout.segment_file(base, layout.LOG, stage)
+    return SegmentFiles(directory, base, log.stat().st_size, frozenset(swaps))
 
 
 def list_segments(directory: Path) -> list[SegmentFiles]:
@@ -192,6 +219,21 @@ def list_segments(directory: Path) -> list[SegmentFiles]:
         elif layout.LOG in found.live.get(base, ()) and base not in found.replaced:
             segments.append(_segment_files(directory, base, swaps))
     return segments
+
+
+def glance_at_segments(directory: Path) -> list[SegmentFiles] | None:
+    """Return the live segments without a lock; None while a cleaner is at work on them.
+
+    For a report or a choice that is made again under the lock: a segment may be replaced or gone
+    as soon as it is returned. Raises FileNotFoundError if it is gone before.
+    """
+    stages = _stages(directory)
+    if stages[layout.SWAP] or stages[layout.CLEANED]:
+        return None
+    live = stages[""]
+    return [
+        _segment_files(directory, base, ()) for base in sorted(live) if layout.LOG in live[base]
+    ]
 
 
 def finish_swaps(directory: Path) -> None:

@@ -36,8 +36,7 @@ def build_batch(pairs: list[tuple[bytes, bytes]]) -> bytes:
 def segment(directory: Path, data: bytes) -> OpenSegmentFile:
     log = directory / layout.segment_file(0, layout.LOG)
     log.write_bytes(data)
-    others = [directory / layout.segment_file(0, suffix) for suffix in layout.SEGMENT_SUFFIXES[1:]]
-    files = SegmentFiles(0, log, others[0], others[1], others[2], len(data))
+    files = SegmentFiles(directory, 0, len(data))
     return OpenSegmentFile(files, end_offset=layout.INT64_MAX, committed=None)
 
 

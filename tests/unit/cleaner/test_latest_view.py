@@ -11,10 +11,12 @@ from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
+from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
 from tests.unit.cleaner.transactional_log import CONTROL, Log, is_aborted
@@ -163,6 +165,44 @@ def test_the_latest_records_are_exact_at_any_number_of_keys(
         budget = 24 * slots
         assert latest_column(engine, end=end, budget_bytes=budget) == some
         assert latest_column(engine, end=end, budget_bytes=budget, with_tombstones=True) == every
+
+
+def view(engine: Engine, *, with_tombstones: bool = False) -> tuple[list[tuple[object, ...]], int]:
+    """The latest records up to the end, and how many offsets were passed for them."""
+    passed = [0]
+    with engine.snapshot("t", 0, whole=True) as snapshot:
+        rows = latest(
+            snapshot,
+            snapshot.state.high_watermark,
+            budget_bytes=24_000,
+            schema=changelog_schema(),
+            with_tombstones=with_tombstones,
+            progress=lambda _, of: passed.append(of),
+        )
+        columns = ("key", "value", "offset")
+        found = [
+            row
+            for part in rows
+            for row in zip(*(part[c].to_pylist() for c in columns), strict=True)
+        ]
+    return found, passed[-1]
+
+
+def test_a_clean_log_is_read_once_and_a_dirty_one_twice(tmp_path: Path) -> None:
+    log = LogBuilder(tmp_path).topic(segment_bytes=100)
+    log.append(("a", "1"), ("b", "2"), ("a", "3"), ("c", None)).roll()
+    clean(log.engine, force=True, now_ms=1)
+    assert view(log.engine) == ([(b"b", b"2", 1), (b"a", b"3", 2)], 4)
+    assert view(log.engine, with_tombstones=True)[0][-1] == (b"c", None, 3)
+    log.append(("b", "4"))
+    assert view(log.engine) == ([(b"a", b"3", 2), (b"b", b"4", 4)], 2 * 5)
+
+
+def test_a_broker_is_not_believed_that_its_log_is_clean(tmp_path: Path) -> None:
+    """Its checkpoint may be older than a truncation of the log."""
+    segments = {0: singles(0, "a", "b", "a"), 3: []}
+    engine = foreign_log(tmp_path, segments, first_dirty=3)
+    assert view(engine) == ([(b"b", b"v1", 1), (b"a", b"v2", 2)], 2 * 3)
 
 
 def test_records_without_a_key_are_no_latest_records(tmp_path: Path) -> None:

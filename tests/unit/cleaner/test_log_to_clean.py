@@ -23,7 +23,7 @@ def segment(directory: Path, base: int, size: int = 100, index: int = 8) -> Segm
     paths[0].touch()
     paths[1].write_bytes(bytes(index))
     paths[2].write_bytes(bytes(index))
-    return SegmentFiles(base, *paths, size=size)
+    return SegmentFiles(directory, base, size)
 
 
 def dated(directory: Path, base: int, timestamp_ms: int) -> SegmentFiles:

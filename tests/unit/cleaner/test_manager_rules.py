@@ -261,6 +261,48 @@ def test_a_checkpoint_is_put_right_only_where_it_is_wrong(tmp_path: Path) -> Non
         assert (engine.state().number == number) == (found == expected)
 
 
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def test_a_plan_takes_no_lock_unless_a_cleaner_is_at_work(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path)
+    write(engine, 5)
+    with locks.SegmentsLock(tmp_path / "t-0").exclusive():
+        at_rest, _ = Plans(engine, 1000).of("t", 0)
+    swapped = tmp_path / "t-0" / "00000000000000000000.index.cleaned"
+    swapped.write_bytes(b"")
+    waiting = threading.Thread(target=lambda: Plans(engine, 1000).of("t", 0), daemon=True)
+    with locks.SegmentsLock(tmp_path / "t-0").exclusive():
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert Plans(engine, 1000).of("t", 0)[0] == at_rest
+
+
+def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_present_one(
+    tmp_path: Path,
+) -> None:
+    engine = engine_with(tmp_path, cleanup_policy="compact,delete")
+    write(engine, 5)
+    plans = Plans(engine, 1000)
+    write(engine, 5)
+    engine.delete_records("t", 0, 8)
+    retain(engine, now_ms=1000)
+    log, state = plans.of("t", 0)
+    assert (state.log_start_offset, state.high_watermark) == (8, 10)
+    assert [s.base_offset for s in log.segments] == [8, 9, 10]
+
+
+def test_a_partition_that_came_after_the_plans_is_planned(tmp_path: Path) -> None:
+    engine = engine_with(tmp_path)
+    plans = Plans(engine, 1000)
+    engine.alter_topic("t", partitions=2, keys_may_move=True)
+    create(engine, "other")
+    assert [plans.of(*place)[1].high_watermark for place in (("t", 1), ("other", 0))] == [0, 0]
+
+
 # --- the cleanable range -------------------------------------------------------------------------
 
 

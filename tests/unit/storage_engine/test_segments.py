@@ -17,6 +17,7 @@ from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.segments import (
     finish_swaps,
+    glance_at_segments,
     header_at,
     headers,
     list_segments,
@@ -362,6 +363,19 @@ def test_segments_are_listed_ascending_with_their_sizes(tmp_path: Path) -> None:
     assert [s.base_offset for s in found] == [0, 500, 1 << 40]
     assert [s.size for s in found] == [s.log.stat().st_size for s in found]
     assert found[2].index == tmp_path / "00000001099511627776.index"
+
+
+def test_a_glance_sees_the_live_segments_and_nothing_while_a_cleaner_is_at_work(
+    tmp_path: Path,
+) -> None:
+    make_sources(tmp_path)
+    (tmp_path / name(0, ".log.deleted")).write_bytes(b"x")
+    assert glance_at_segments(tmp_path) == list_segments(tmp_path)
+    for stage in (".swap", ".cleaned"):
+        path = tmp_path / name(10, f".timeindex{stage}")
+        path.write_bytes(b"")
+        assert glance_at_segments(tmp_path) is None
+        path.unlink()
 
 
 def test_finishing_a_swap_leaves_producer_snapshots_to_whoever_knows_the_journal(

@@ -20,7 +20,7 @@ from kafkalog.storage_engine.transactions.transaction_markers import (
 
 
 def segment(base_offset: int, size: int = 1000) -> SegmentFiles:
-    return SegmentFiles(base_offset, *[Path("x")] * 4, size)
+    return SegmentFiles(Path("x"), base_offset, size)
 
 
 def moment(

@@ -86,7 +86,7 @@ class RangeReader:
 
         is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
-            store = Store(self.options.directories, read_only=True, create=False)
+            store = Store(self.options.directories, read_only=True, create=False, is_task=True)
             opened.enter_context(store)
             pin = None
             if isinstance(partition, SnapshotPartition):

@@ -7,6 +7,7 @@ The façade `engine.Engine` adds the acts. A task that reads imports no more tha
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
+_journal_of_tasks = functools.lru_cache(maxsize=4)(Journal)
+
 
 class Store(LogStore):
     """One process's access to a log directory; a context manager.
@@ -49,7 +52,9 @@ class Store(LogStore):
         *,
         read_only: bool = False,
         create: bool = True,
+        is_task: bool = False,
     ) -> None:
+        """With `is_task`, which only reads, take over what this process's tasks read before."""
         roots = address.directories(path)
         self.root: Path = roots[0]
         self._brokers = owner.open_broker(roots)
@@ -60,7 +65,7 @@ class Store(LogStore):
         """Segments whose bytes a cleaning fetches when it reads them."""
         self._kept: KeptAppenders | None = None
         commit_file = self.root / layout.COMMIT
-        self._journal = Journal(commit_file)
+        self._journal = _journal_of_tasks(commit_file) if is_task else Journal(commit_file)
         self._root_lock = locks.RootLock(self.root)
         self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
         if self._brokers is not None:

@@ -81,6 +81,8 @@ PROMISED = [
         for peer, target in (("the connector and a window", ">= 5"), ("restore", ">= 1"))
     ),
     ("lookup", "lookup of one key in 10,000,000", "SQLite", "ours < 5"),
+    ("chosen_keys", "100 chosen keys of 10,000,000", "a filter", ">= 20"),
+    ("planning", "a read of 200 topics by pattern", "400 empty tasks", "<= 1.2"),
     ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "bare fsyncs", "<= 1.8"),
     ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "SQLite, WAL", ""),
     ("staging", "64 tasks x 50 partitions", "the same, and a bare commit", "<= 1.6"),

@@ -22,6 +22,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.faults import Died
 
@@ -310,6 +311,7 @@ HEAVY = """
 import sys
 import kafkalog
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.store import Store
 engine = Engine(sys.argv[1])
 engine.create_topic("t", 1, exist_ok=True)
 engine.offsets("t")
@@ -322,3 +324,16 @@ def test_opening_planning_and_committing_import_nothing_heavy(tmp_path: Path) ->
     command = [sys.executable, "-c", HEAVY, str(tmp_path)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_the_tasks_of_a_process_read_an_unchanged_journal_once(tmp_path: Path) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t", 1)
+        states = []
+        for _ in range(2):
+            with Store(tmp_path, read_only=True, create=False, is_task=True) as store:
+                states.append(store.state())
+        assert states[0] is states[1]
+        engine.append("t", [("k", "v")])
+        with Store(tmp_path, read_only=True, create=False, is_task=True) as store:
+            assert store.describe("t").partitions[0].high_watermark == 1

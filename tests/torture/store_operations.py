@@ -6,7 +6,6 @@ is done again changes nothing more, but `plain`, which has no writer.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +13,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from unittest import mock
 
-import obstore
 import pyarrow as pa
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -27,12 +25,13 @@ from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
-from kafkalog.storage_engine.object_store import client, object_log
+from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.spoiled_requests import SNAPSHOT_COMMITS
+from tests.torture.stores import other
 
 __all__ = [
     "OPERATIONS",
@@ -40,9 +39,9 @@ __all__ = [
     "Operation",
     "Place",
     "Row",
-    "Stores",
     "append_and_clean",
     "gone_on",
+    "prepare",
     "seen",
 ]
 
@@ -84,40 +83,6 @@ by `writer`. What its copy has is there too, by names with `copy/` before them."
 
 
 # --- the log -------------------------------------------------------------------------------------
-
-
-class Stores:
-    """A prepared log, and fresh copies of it; each is in a store in memory."""
-
-    def __init__(self) -> None:
-        address = _address()
-        prepare(address)
-        self._objects = [
-            (entry["path"], bytes(obstore.get(_store(address), entry["path"]).bytes()))
-            for page in obstore.list(_store(address))
-            for entry in page
-        ]
-
-    def fresh(self) -> StoreAddress:
-        """Return the address of a copy of the prepared log, in a store of its own."""
-        client._memory_stores.clear()
-        address = _address()
-        for path, data in self._objects:
-            obstore.put(_store(address), path, data)
-        return address
-
-
-def _address() -> StoreAddress:
-    return StoreAddress.parse(f"memory://{secrets.token_hex(8)}/log")
-
-
-def _store(address: StoreAddress) -> Any:
-    return client._opened(address, 1.0, None)
-
-
-def other(address: StoreAddress, name: str) -> StoreAddress:
-    """Return the address of another log in the same store."""
-    return StoreAddress.parse(f"memory://{address.bucket}/{name}")
 
 
 def prepare(address: StoreAddress) -> None:

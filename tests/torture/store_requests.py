@@ -63,11 +63,12 @@ from tests.torture.spoiled_requests import (
 from tests.torture.store_operations import (
     OPERATIONS,
     Content,
-    Stores,
     append_and_clean,
     gone_on,
+    prepare,
     seen,
 )
+from tests.torture.stores import Stores, memory_address
 from tests.torture.workers import Workers
 
 __all__ = ["NEW", "SAME", "Bench", "Case", "Pair", "cases", "main"]
@@ -135,7 +136,9 @@ class Bench:
     """Where cases are tried: the prepared log, and what unspoiled operations do to it."""
 
     def __init__(self) -> None:
-        self._stores = Stores()
+        address = memory_address()
+        prepare(address)
+        self._stores = Stores(address)
         self.before: Content = seen(self._stores.fresh())
 
     @functools.cache  # noqa: B019 - there is one bench in a process

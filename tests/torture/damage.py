@@ -12,6 +12,8 @@ of a released log. They also have a controller's metadata, and the files that wa
 return. The program does with each file what the file is for.
 tests/unit/storage_engine/damage_beside.py lists the harmless outcomes.
 
+One log more is in an object store, with each kind of object. `stored_damage` judges it.
+
 A wrong record or answer, a record lost below the damage, an untyped error and a hang are
 violations. Two bits of each byte are flipped; with --all-bits all eight.
 """
@@ -32,6 +34,7 @@ from typing import Final
 from kafkalog.storage_engine.metadata import journal
 from tests.torture import Tally, parser
 from tests.torture.scratch import scratch
+from tests.torture.stored_damage import StoredJudge
 from tests.torture.workers import Workers
 from tests.unit.storage_engine.damage import (
     BITS,
@@ -45,7 +48,8 @@ from tests.unit.storage_engine.damage_beside import JUDGES
 from tests.unit.storage_engine.sample_root import Root
 
 _OURS: Final = "ours"
-_ROOTS: Final = (_OURS, "brokers", *JUDGES)
+_STORE: Final = "store"
+_ROOTS: Final = (_OURS, "brokers", *JUDGES, _STORE)
 _WRITES: Final = {"brokers": 2}
 """Every how many-th damage is also written upon, where it is not every tenth."""
 _QUICK: Final = 200
@@ -98,13 +102,13 @@ class Portion(tuple[Damaged, ...]):
         return f"{len(self)} cases from {self[0]} on"
 
 
-def damages(judge: Judge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
+def damages(judge: Judge | StoredJudge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
     """Yield everything that is done to a root."""
     number = 0
     every = _WRITES.get(root, 10)
     for name in judge.files():
         yield Damaged(root, "missing", 0, str(name), is_written=True)
-        for place in places(judge, name):
+        for place in places(judge.root.path, name):
             for change in ("cut", *(f"flip-{bit}" for bit in bits)):
                 number += 1
                 # Not always the same change: the number of changes and this one have no factor.
@@ -113,11 +117,13 @@ def damages(judge: Judge, root: str, bits: Sequence[int]) -> Iterator[Damaged]:
 
 
 @cache
-def judge_of(root: str, scratch: str) -> Judge:
+def judge_of(root: str, scratch: str) -> Judge | StoredJudge:
     """Make a root and its judge, in a directory of this process."""
     logging.disable()
     journal._READ_PAUSE_S = 0
     directory = Path(scratch) / f"{os.getpid()}-{root}"
+    if root == _STORE:
+        return StoredJudge(directory)
     if root in JUDGES:
         return JUDGES[root].of(directory)
     made = Root(directory / "root")

@@ -99,6 +99,51 @@ def blocks(data: bytes) -> bytes:
     return bytes(mended)
 
 
+def numbered(data: bytes) -> bytes:
+    """Set that of an object of a commit log, and its version."""
+    head = layout.STORED_HEADER
+    if len(data) < head.size:
+        return data
+    magic, _, _, number, token = head.unpack_from(data)
+    payload = data[head.size :]
+    crc = crc32c(payload, crc32c(layout.STORED_CHECKED.pack(number, token)))
+    return head.pack(magic, layout.STORED_VERSION, crc, number, token) + payload
+
+
+def footer(data: bytes) -> bytes:
+    """Set that of the footer of a mixed object, its size too, and those of its batches."""
+    trailer = layout.MIXED_TRAILER
+    end = len(data) - trailer.size
+    if end < 0:
+        return data
+    size, *_ = trailer.unpack_from(data, end)
+    size = min(size, end)
+    runs = batches(data[: end - size])
+    payload = data[end - size : end]
+    last = trailer.pack(size, crc32c(payload), layout.MIXED_VERSION, layout.MIXED_MAGIC)
+    return runs + payload + last
+
+
+def sides(data: bytes) -> bytes:
+    """Set those of the table of a side object, and of its sections as far as the table is one."""
+    header = layout.SIDE_HEADER
+    if len(data) < header.size:
+        return data
+    _, _, size, _ = header.unpack_from(data)
+    table, rest = data[header.size : header.size + size], data[header.size + size :]
+    try:
+        held, position = [], 0
+        for name, length, _ in json.loads(table):
+            held.append([name, length, crc32c(rest[position : position + length])])
+            position += length
+        mended = json.dumps(held).encode()
+        table = mended if len(mended) == len(table) or size <= len(data) else table
+    except (ValueError, TypeError, RecursionError):
+        pass
+    head = header.pack(layout.SIDE_MAGIC, layout.SIDE_VERSION, len(table), crc32c(table))
+    return head + table + rest
+
+
 def pin(data: bytes) -> bytes:
     """Set that of a pin."""
     try:

@@ -10,7 +10,7 @@ import pytest
 
 from kafkalog.storage_engine.records import records
 from tests.torture import damage
-from tests.unit.storage_engine.damage import places
+from tests.unit.storage_engine.damage import flipped, places
 from tests.unit.storage_engine.damage_beside import JUDGES
 
 
@@ -21,13 +21,13 @@ def forgotten() -> Iterator[None]:
     damage.judge_of.cache_clear()
 
 
-@pytest.mark.parametrize("root", ["ours", "brokers", *JUDGES])
+@pytest.mark.parametrize("root", ["ours", "brokers", *JUDGES, "store"])
 def test_every_byte_of_every_file_is_cut_at_and_flipped(root: str, tmp_path: Path) -> None:
     judge = damage.judge_of(root, str(tmp_path))
     found = Counter((case.name, case.change) for case in damage.damages(judge, root, (1, 128)))
     for name in judge.files():
         for change in ("cut", "flip-1", "flip-128"):
-            assert found[str(name), change] == len(places(judge, name))
+            assert found[str(name), change] == len(places(judge.root.path, name))
         assert found[str(name), "missing"] == 1
 
 
@@ -53,3 +53,27 @@ def test_a_byte_that_another_process_has_and_this_one_has_not_is_the_last_one() 
     case = damage.Damaged("ours", "flip-1", 7, "commit", is_written=False)
     assert case.content(b"abcdefgh") == b"abcdefgi"
     assert case.content(b"abcdef") == b"abcdeg"
+
+
+def test_objects_of_a_store_are_refused_or_whole_when_damaged(tmp_path: Path) -> None:
+    judge = damage.judge_of("store", str(tmp_path))
+    for name in judge.files():
+        data = (judge.root.path / name).read_bytes()
+        assert judge.judge(name, data, len(data), write=True) == "whole", judge.faults
+    for short in ("commit-15", "mixed-4", "segment-3", "side-3"):
+        data = (judge.root.path / short).read_bytes()
+        judge.judge(Path(short), None, 0, write=True)
+        judge.judge(Path(short), flipped(data, len(data) // 2, 1), len(data) // 2, write=True)
+    assert not judge.faults
+    assert judge.outcomes["stored commit", "short"] == 1
+
+
+def test_a_wrong_record_of_a_store_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = damage.judge_of("store", str(tmp_path))
+    monkeypatch.setattr(records, "check_crcs", lambda *_, **__: None)
+    data = (judge.root.path / "mixed-4").read_bytes()
+    place = data.index(b"3.1")
+    judge.judge(Path("mixed-4"), flipped(data, place, 1), place, write=False)
+    assert "wrong records" in judge.faults[0]

@@ -148,5 +148,17 @@ def footer_of(place: str, data: bytes) -> Sequence[Sequence[Any]]:
     payload = data[max(0, end - size) : end]
     if size > end or crc32c(payload) != crc:
         raise CorruptLogError(place, end, "the footer of its checksum", "another one")
-    runs: Sequence[Sequence[Any]] = json.loads(payload)
-    return runs
+    try:
+        return [_run(each) for each in json.loads(payload)]
+    except (ValueError, TypeError, RecursionError) as fault:
+        found = f"{type(fault).__name__}: {str(fault)[:80]}"
+        raise CorruptLogError(place, end - size, "a list of runs", found) from fault
+
+
+def _run(values: Sequence[Any]) -> Sequence[Any]:
+    """Return a run of a footer; raises ValueError or TypeError for values that are none."""
+    topic, topic_id, *numbers, max_timestamp = values
+    partition, position, size, rows = map(int, numbers)
+    if min(partition, position, size, rows) < 0:
+        raise ValueError(f"{numbers}: no run")
+    return [str(topic), str(topic_id), partition, position, size, rows, int(max_timestamp)]

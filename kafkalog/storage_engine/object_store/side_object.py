@@ -146,8 +146,15 @@ class SideObject:
         table = self._data[header.size : header.size + size]
         if len(table) < size or crc32c(table) != crc:
             raise CorruptLogError(self.place, header.size, "a table of its checksum", "another one")
-        found, position = {}, header.size + size
-        for name, length, checksum in json.loads(table):
-            found[str(name)] = position, int(length), int(checksum)
-            position += int(length)
+        found: dict[str, tuple[int, int, int]] = {}
+        position = header.size + size
+        try:
+            for name, length, checksum in json.loads(table):
+                if int(length) < 0:
+                    raise ValueError(f"a section of {length} bytes")
+                found[str(name)] = position, int(length), int(checksum)
+                position += int(length)
+        except (ValueError, TypeError, RecursionError) as fault:
+            told = f"{type(fault).__name__}: {str(fault)[:80]}"
+            raise CorruptLogError(self.place, header.size, "a table of sections", told) from fault
         return found

@@ -215,6 +215,9 @@ def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     numbers = [*map(int, rest), *[0, 0, time_ms][len(rest) :]]
     added_at, side_size, added_ms = numbers
     found = tuple(map(_extent, extents))
+    end = max((extent.position + extent.size for extent in found), default=0)
+    if side_size < 0 or int(size) < end:
+        raise ValueError(f"{values}: no object")
     if not side_size and not all(extent.size for extent in found):
         raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty
     return DataObject(int(size), added_at or number, found, side_size, added_ms)

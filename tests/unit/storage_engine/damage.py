@@ -211,9 +211,9 @@ class Damage:
         return {log.offset_for_time(timestamp), *offsets}
 
 
-def places(judge: Judge, name: Path) -> range:
+def places(root: Path, name: Path) -> range:
     """The bytes of a file that mean something."""
-    data = (judge.root.path / name).read_bytes()
+    data = (root / name).read_bytes()
     if name.name not in {layout.COMMIT, layout.COMMIT_RELEASED}:
         return range(len(data))
     return range(min(len(data), len(data.rstrip(b"\0")) + 40))
@@ -224,7 +224,7 @@ def cases(judge: Judge, writes: int, step: int) -> Iterator[tuple[Path, bytes, i
     number = 0
     for name in judge.files():
         data = (judge.root.path / name).read_bytes()
-        for place in places(judge, name):
+        for place in places(judge.root.path, name):
             number += 1
             if number % step == 0:
                 yield name, data, place, number // step % writes == 0

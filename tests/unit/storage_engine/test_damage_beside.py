@@ -37,7 +37,7 @@ def test_undamaged_they_are_of_use_and_missing_they_do_no_harm(judge: BesideJudg
 
 
 def test_cut_and_flipped_they_are_refused_or_harmless(judge: BesideJudge) -> None:
-    step = sum(len(places(judge, name)) for name in judge.files()) // SAMPLE
+    step = sum(len(places(judge.root.path, name)) for name in judge.files()) // SAMPLE
     for name, data, place, write in cases(judge, 5, step):
         judge.judge(name, data[:place], place, write=write)
         judge.judge(name, flipped(data, place, 1), place, write=write)

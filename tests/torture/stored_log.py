@@ -1,0 +1,87 @@
+"""A small log in an object store with each kind of object, and copies with one of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.storage_engine.copying.copy import copy
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store import object_log
+from kafkalog.storage_engine.object_store.address import StoreAddress
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from tests.torture.stores import Stores, memory_address
+from tests.unit.storage_engine import sample_root
+from tests.unit.storage_engine.sample_root import NOW_MS, Root
+
+__all__ = ["KEYS", "TOPICS", "StoredLog", "opened"]
+
+TOPICS: Final = ("t", "u")
+"""`t` has transactions and all codecs, as a copy of a directory; `u` is compacted."""
+_PLAIN: Final = {"compression.type": "uncompressed", "index.interval.bytes": "100"}
+KEYS: Final = tuple(b"k%d" % number for number in range(5))
+
+
+class StoredLog:
+    """The log; its objects have short names, which are the same each time it is made.
+
+    They are `log`, `boundary`, `commit-N`, `snapshot-N`, `mixed-N`, `segment-N` and `side-N`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        address = memory_address()
+        _prepare(directory / "root", address)
+        self._stores = Stores(address)
+        self.names: Mapping[str, str] = dict(_named(self._stores.objects))
+        """The names of the objects in the store by the short ones."""
+
+    def content(self, name: str) -> bytes:
+        """Return what is in an object."""
+        return self._stores.objects[self.names[name]]
+
+    def changed(self, name: str, data: bytes | None) -> StoreAddress:
+        """Return the address of a copy in which an object has other bytes, or is missing."""
+        return self._stores.fresh({self.names[name]: data})
+
+
+def _prepare(directory: Path, address: StoreAddress) -> None:
+    log = object_log.ObjectLog(address)
+    root = Root(directory, logs=[sample_root.varied()])
+    copy(Engine(root.path, read_only=True, create=False), log, now_ms=NOW_MS)
+    log.create_topic("u", 1, _PLAIN, now_ms=NOW_MS)
+    for turn in range(4):
+        for number in range(2):
+            log.append("u", _rows(turn, number), now_ms=NOW_MS + turn)
+        if turn == 1:
+            store_manager.clean(log, "u", force=True, now_ms=NOW_MS)
+        if turn == 2:
+            store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+
+
+def _rows(turn: int, number: int) -> list[tuple[bytes, bytes | None]]:
+    keys = KEYS[(turn + number) % 2 :]
+    return [(key, None if n == turn else b"%d.%d" % (turn, n)) for n, key in enumerate(keys)]
+
+
+def _named(objects: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+    """Yield short names and names, in an order that does not depend on what is random in these."""
+    numbers: dict[str, int] = {}
+    for name in sorted(objects, key=lambda name: (name.split("/")[:2], len(objects[name]))):
+        parsed = layout.parse_stored_name(name)
+        if parsed is not None:
+            yield f"{'snapshot' if parsed[1] else 'commit'}-{parsed[0]}", name
+            continue
+        kind = {".mixed": "mixed", ".log": "segment", ".side": "side"}.get(Path(name).suffix)
+        if kind is None:
+            yield name.removeprefix(layout.OURS), name
+            continue
+        numbers[kind] = numbers.get(kind, 0) + 1
+        yield f"{kind}-{numbers[kind]}", name
+
+
+def opened(address: StoreAddress) -> ObjectLog:
+    """Open a log with the client that `short_patience` has put in place."""
+    return object_log.ObjectLog(address, create=False)

@@ -36,7 +36,7 @@ import os
 import random
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
@@ -232,12 +232,21 @@ class _Trial:
         with process(Requests()):
             self._other.run(_opened(self._address))
 
+    def _do(self, act: Callable[[ObjectLog], object], log: ObjectLog) -> None:
+        """Do something; a process that the collector has passed is told so, and does it again."""
+        try:
+            act(log)
+        except CommitInDoubtError:
+            if self._case.pair.other != "pass_by":
+                raise
+            act(log)
+
     def _try_again(self, log: ObjectLog, *, is_done: bool) -> None:
         """Do the operation again, twice: who was told that it is done may have forgotten that."""
         for _ in range(2):
             is_there = is_done or seen(self._address) != self._before
             if self._first.is_repeatable or not is_there:
-                self._first.run(log)
+                self._do(self._first.run, log)
             is_done = True
             self._compare("tried again", *self._ends())
 
@@ -264,12 +273,7 @@ class _Trial:
     def _go_on(self, log: ObjectLog) -> None:
         """Append, clean, and delete; nothing is damaged then, and nothing is left."""
         ends = [gone_on(end) for end in self._ends()]
-        try:
-            append_and_clean(log)
-        except CommitInDoubtError:
-            if self._case.pair.other != "pass_by":
-                raise
-            append_and_clean(log)  # it was told so: the collector has passed it
+        self._do(append_and_clean, log)
         self._compare("going on", *ends)
         fresh = _opened(self._address)
         found = [str(each) for each in verify_store(fresh, deep=True)]

@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 
-from kafkalog.errors import CommitInDoubtError, StorageError
+from kafkalog.errors import StorageError
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
@@ -88,6 +88,8 @@ _DELETED: Final = tuple(
     )
 )
 """The folders of which a collector deletes what no commit names."""
+_FENCES: Final = ("collect", "pass_by", "sweep")
+"""Operations after which a process that had seen no later commit is refused once."""
 SAME: Final = "same"
 NEW: Final = "new"
 
@@ -233,11 +235,11 @@ class _Trial:
             self._other.run(_opened(self._address))
 
     def _do(self, act: Callable[[ObjectLog], object], log: ObjectLog) -> None:
-        """Do something; a process that the collector has passed is told so, and does it again."""
+        """Do something; a process that a collector has passed may have to do it again."""
         try:
             act(log)
-        except CommitInDoubtError:
-            if self._case.pair.other != "pass_by":
+        except StorageError:
+            if self._case.pair.other not in _FENCES:
                 raise
             act(log)
 

@@ -313,6 +313,7 @@ def pairs(seed: int, *, quick: bool) -> list[Pair]:
     """Return all operations and all pairs of them; of a quick run some pairs."""
     firsts = [each.name for each in OPERATIONS.values() if each.is_repeatable]
     both = [Pair(first, other) for first in firsts for other in OPERATIONS]
+    both.remove(Pair("copy", "alter"))  # a copy refuses a topic with other partitions than it has
     if quick:
         both = random.Random(f"pairs {seed}").sample(both, len(OPERATIONS))
     return [*map(Pair, OPERATIONS), *both]

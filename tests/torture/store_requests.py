@@ -258,7 +258,10 @@ class _Trial:
         if self._other is None:
             return [first(before)]
         other = self._other.model
-        return [first(other(before)), first(other(first(before)))]
+        begun = [before, first(before)]
+        if self._first.halfway is not None:
+            begun.append(self._first.halfway(before))
+        return [first(other(content)) for content in begun]
 
     def _compare(self, when: str, *allowed: Content, is_whole: bool = False) -> None:
         """Raise Wrong unless the log has what is allowed: each place of it by itself, or all."""

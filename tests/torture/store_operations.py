@@ -221,14 +221,19 @@ def _staged(log: ObjectLog, batch_id: int, task: int) -> StagedMessage:
         raise
 
 
+def _writer(batch_id: int) -> Writer:
+    """Return the writer of a batch; each has its own, so that they come in any order."""
+    return Writer(f"torture{batch_id}", "*", batch_id)
+
+
 def _commit(log: ObjectLog, batch_id: int) -> None:
-    """Commit a micro-batch of two tasks, and abort it as Spark does if the commit fails."""
+    """Commit a micro-batch of two tasks."""
     messages = [_staged(log, batch_id, task) for task in range(2)]
-    log.commit(messages, writer=Writer("torture", "*", batch_id), now_ms=LATER_MS)
+    log.commit(messages, writer=_writer(batch_id), now_ms=LATER_MS)
 
 
 def _committed(content: Content, batch_id: int) -> Content:
-    writer = f"writer {Writer('torture', '*', batch_id).name}"
+    writer = f"writer {_writer(batch_id).name}"
     if content.get(writer, -1) >= batch_id:
         return content
     found = dict(content)
@@ -261,7 +266,7 @@ def _commit_full(log: ObjectLog) -> None:
 def _abort(log: ObjectLog) -> None:
     """Stage a micro-batch, and abort it before its commit."""
     messages = [_staged(log, 70, task) for task in range(2)]
-    if not log.abort(messages, writer=Writer("torture", "*", 70), now_ms=LATER_MS):
+    if not log.abort(messages, writer=_writer(70), now_ms=LATER_MS):
         raise AssertionError("a batch that was never committed is taken for committed")
 
 

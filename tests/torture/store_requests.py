@@ -36,7 +36,7 @@ import os
 import random
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
@@ -88,6 +88,8 @@ _DELETED: Final = tuple(
     )
 )
 """The folders of which a collector deletes what no commit names."""
+_FENCES: Final = ("collect", "pass_by", "sweep")
+"""Operations after which a process that had seen no later commit is refused once."""
 SAME: Final = "same"
 NEW: Final = "new"
 
@@ -232,12 +234,21 @@ class _Trial:
         with process(Requests()):
             self._other.run(_opened(self._address))
 
+    def _do(self, act: Callable[[ObjectLog], object], log: ObjectLog) -> None:
+        """Do something; a process that a collector has passed may have to do it again."""
+        try:
+            act(log)
+        except StorageError:
+            if self._case.pair.other not in _FENCES:
+                raise
+            act(log)
+
     def _try_again(self, log: ObjectLog, *, is_done: bool) -> None:
         """Do the operation again, twice: who was told that it is done may have forgotten that."""
         for _ in range(2):
             is_there = is_done or seen(self._address) != self._before
             if self._first.is_repeatable or not is_there:
-                self._first.run(log)
+                self._do(self._first.run, log)
             is_done = True
             self._compare("tried again", *self._ends())
 
@@ -247,7 +258,10 @@ class _Trial:
         if self._other is None:
             return [first(before)]
         other = self._other.model
-        return [first(other(before)), first(other(first(before)))]
+        begun = [before, first(before)]
+        if self._first.halfway is not None:
+            begun.append(self._first.halfway(before))
+        return [first(other(content)) for content in begun]
 
     def _compare(self, when: str, *allowed: Content, is_whole: bool = False) -> None:
         """Raise Wrong unless the log has what is allowed: each place of it by itself, or all."""
@@ -264,7 +278,7 @@ class _Trial:
     def _go_on(self, log: ObjectLog) -> None:
         """Append, clean, and delete; nothing is damaged then, and nothing is left."""
         ends = [gone_on(end) for end in self._ends()]
-        append_and_clean(log)
+        self._do(append_and_clean, log)
         self._compare("going on", *ends)
         fresh = _opened(self._address)
         found = [str(each) for each in verify_store(fresh, deep=True)]
@@ -302,6 +316,7 @@ def pairs(seed: int, *, quick: bool) -> list[Pair]:
     """Return all operations and all pairs of them; of a quick run some pairs."""
     firsts = [each.name for each in OPERATIONS.values() if each.is_repeatable]
     both = [Pair(first, other) for first in firsts for other in OPERATIONS]
+    both.remove(Pair("copy", "alter"))  # a copy refuses a topic with other partitions than it has
     if quick:
         both = random.Random(f"pairs {seed}").sample(both, len(OPERATIONS))
     return [*map(Pair, OPERATIONS), *both]

@@ -206,12 +206,17 @@ class ScratchPartition:
         return self.engine.describe(self._topic.name).partitions[self._partition]
 
     def notes(self) -> Mapping[str, str]:
-        """Return what the cleaning leaves for the next one; of earlier ones the last is enough."""
+        """Return what the cleaning leaves for the next one; of earlier ones the last is enough.
+
+        A note of an earlier cleaning that cannot be read is left out.
+        """
         found = {}
         for name in NOTES:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
                 text = files.read_file(self.directory / name).decode()
                 content = json.loads(self.about_the_log(text))
+                if not isinstance(content, dict):
+                    continue
                 content.pop(EARLIER, None)
                 if "config" in content:  # that of the directory has smaller segments
                     content["config"] = dict(self._topic.config)

@@ -245,7 +245,8 @@ def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
     found = Extent(str(topic_id), *map(int, numbers))
     is_short = found.next_offset <= found.base_offset
-    if is_short or min(numbers[:-1]) < 0 or found.max_timestamp < -1:
+    is_negative = min(numbers[:-2]) < 0 or min(found.leader_epoch, found.max_timestamp) < -1
+    if is_short or is_negative:
         raise ValueError(f"{values}: no extent")
     return found
 

@@ -59,3 +59,14 @@ def test_an_object_that_is_shorter_than_its_extents_is_none(size: int, side_size
     state.apply(1, change(100, 1), 9)
     with pytest.raises(ValueError, match="no object"):
         state.apply(1, change(size, side_size), 9)
+
+
+def test_an_extent_may_have_no_leader_epoch() -> None:
+    extent = ["A" * 22, 0, 0, 40, 0, 5, -1, -1]
+    state = StoreState().apply(
+        1, {"time_ms": 1, "objects": {"segments/0/x.log": [40, [extent]]}}, 9
+    )
+    assert state.objects["segments/0/x.log"].extents[0].leader_epoch == -1
+    with pytest.raises(ValueError, match="no extent"):
+        extent[6] = -2
+        StoreState().apply(1, {"time_ms": 1, "objects": {"segments/0/x.log": [40, [extent]]}}, 9)

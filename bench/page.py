@@ -61,6 +61,8 @@ WITH_SPARK: Final = (
     "view_latest",
     "table_view",
     "previous_value",
+    "chosen_keys",
+    "planning",
 )
 """Those that may share a Spark (bench/together.py): the others with one start and end it."""
 _ROOT: Final = Path(__file__).resolve().parent.parent

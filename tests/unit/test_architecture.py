@@ -91,7 +91,6 @@ LIGHT = [
 PICKLED = {
     "pyspark_kafkalog": ["kafkalog.datasource.range_reader", "kafkalog.sink.writer", "numpy"],
     "kafkalog.datasource.stream_reader": ["numpy"],
-    "kafkalog.cleaner.report.status": ["numpy"],
 }
 """Modules that each Python process of a query imports, and what it needs only to read or write."""
 FILE_CALLS = {
@@ -446,6 +445,10 @@ def test_the_modules_that_spark_only_makes_and_pickles_import_no_store() -> None
     store = "kafkalog.storage_engine.store"
     for module, unneeded in PICKLED.items():
         assert loaded_by([module], [store, *unneeded]) == []
+
+
+def test_a_status_loads_no_numpy() -> None:
+    assert loaded_by(["kafkalog.cleaner.report.status"], ["numpy"]) == []
 
 
 def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:

@@ -383,11 +383,11 @@ class PartitionLookup:
         """
         if len(self.snapshot.whole_segments()) < 2:
             return None
-        size = side.size_of(layout.FILTER)
+        size = side.size_of(layout.STORED_FILTER)
         if not 0 < size <= self._filters_left:
             return None
         self._filters_left -= size
-        return KeyFilter(side.kept_section(layout.FILTER))
+        return KeyFilter(side.kept_section(layout.STORED_FILTER))
 
     def _scanned(self, search: _Search) -> Iterator[FoundRecords]:
         """Search a segment that has no index: once for the offsets, then for the records."""

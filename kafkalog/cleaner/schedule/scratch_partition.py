@@ -296,7 +296,7 @@ class ScratchPartition:
             with contextlib.suppress(FileNotFoundError):
                 found[name] = files.read_file(path)
         if layout.KEYS in found:
-            found[layout.FILTER] = key_filter.encoded(found[layout.KEYS])
+            found[layout.STORED_FILTER] = key_filter.encoded(found[layout.KEYS])
         listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
         if not listed:
             raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")

@@ -509,7 +509,7 @@ KEYS_UNCHANGED: Final = 1
 """No record of the segment waits for a time or for the rest of the log: `unchanged_segments`."""
 
 # --- ours: the filter of a key index, in the object beside a segment object -----------------------
-FILTER: Final = ".filter"
+STORED_FILTER: Final = ".filter"
 FILTER_BITS_PER_KEY: Final = 16
 FILTER_WORDS: Final = 8  # of uint32, in a block
 FILTER_SALTS: Final = (

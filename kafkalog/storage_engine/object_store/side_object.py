@@ -34,7 +34,7 @@ SECTIONS: Final = (
     layout.SNAPSHOT,
     layout.GAPS,
     layout.KEYS,
-    layout.FILTER,
+    layout.STORED_FILTER,
 )
 """The names of the sections, in their order."""
 

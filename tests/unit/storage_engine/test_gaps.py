@@ -482,9 +482,10 @@ def test_a_damaged_list_of_raw_gaps_is_refused_by_reads_and_appends(tmp_path: Pa
     path = tmp_path / "t-0" / "kl-raw-gaps"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    for work in (lambda: offsets(engine), lambda: engine.append("t", [("k", "v")], now_ms=NOW_MS)):
-        with pytest.raises(KafkaLogError, match="kl-raw-gaps"):
-            work()
+    with pytest.raises(KafkaLogError, match="kl-raw-gaps"):
+        offsets(engine)
+    with Engine(tmp_path) as other, pytest.raises(KafkaLogError, match="kl-raw-gaps"):
+        other.append("t", [("k", "v")], now_ms=NOW_MS)
     path.write_bytes(data)
     assert offsets(engine) == [3]
 

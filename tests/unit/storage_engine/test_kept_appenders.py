@@ -113,9 +113,9 @@ def lengthen(path: Path) -> None:
 
 
 def replace_by_copy(path: Path) -> None:
-    content = path.read_bytes()
-    path.unlink()
-    path.write_bytes(content)
+    copy = path.with_suffix(".copy")
+    copy.write_bytes(path.read_bytes())
+    copy.rename(path)
 
 
 @pytest.mark.parametrize(

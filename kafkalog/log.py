@@ -43,9 +43,8 @@ __all__ = ["KafkaLog"]
 class KafkaLog:
     """A log: its topics, records, latest records and cleaner; a context manager.
 
-    It is in a directory, or in an object store. In an object store it takes topics, appends and
-    reads, and is cleaned; whatever needs a directory raises InvalidInputError there: raw appends,
-    status, and erasing.
+    It is in a directory, or in an object store. Raw appends need a directory, and raise
+    InvalidInputError in an object store.
 
     Offsets are ints, a range `[start, end)` leaves its end out, and times are epoch milliseconds.
     `now_ms` is the time of an act: by default the clock's. Every method raises

@@ -41,7 +41,7 @@ def __getattr__(name: str) -> Any:
     """Import a name when it is first used; raises AttributeError for an unknown one."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"kafkalog.cleaner.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

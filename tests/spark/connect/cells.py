@@ -194,7 +194,7 @@ def moment(at: Place) -> None:
     assert [tuple(row) for row in total] == [(2, 2)]
 
 
-@cell("`KTable.df()` and `lookup()`")
+@cell("`KTable.df()`, `lookup()` and `lookup_many()`")
 def ktable(at: Place) -> None:
     with kafkalog.KTable(at.spark, at.path, "stock") as table:
         assert table.df().count() == 2
@@ -202,7 +202,9 @@ def ktable(at: Place) -> None:
         at.write(("pear", None))
         assert table.df().count() == 1
         assert table.lookup("pear") is None
-        assert table.lookup("apple") is not None
+        apple = table.lookup("apple")
+        assert apple is not None
+        assert table.lookup_many(["pear", "apple"]) == {"pear": None, "apple": apple}
 
 
 @cell("`KTable.df(json=)` and `create_view(json=)`")

@@ -27,7 +27,7 @@ def test_all_that_is_told_is_added_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kills", "status", "fails"), [(40, 0, False), (30, 0, True), (40, 1, True)]
+    ("kills", "status", "fails"), [(70, 0, False), (60, 0, True), (70, 1, True)]
 )
 def test_a_run_fails_by_a_failure_or_by_too_few_kills(
     monkeypatch: pytest.MonkeyPatch,

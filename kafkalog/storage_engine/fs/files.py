@@ -311,14 +311,14 @@ def open_directory(path: Path) -> int:
     return _open(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int = _SIDE_BY_SIDE_MIN) -> None:
+def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int | None = None) -> None:
     """Do many syncs side by side: a disk does several for the price of one.
 
     All of them have ended when this returns, or raises the error of the first that failed. Each
     sync is done once: after a failed sync the next one would succeed and prove nothing. Long ones
     are worth their threads even if they are fewer than usual, `at_least`.
     """
-    if len(syncs) < at_least or _is_for_now.get():
+    if len(syncs) < (at_least or _SIDE_BY_SIDE_MIN) or _is_for_now.get():
         for sync in syncs:
             sync()
         return

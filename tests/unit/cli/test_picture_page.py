@@ -298,7 +298,11 @@ def test_a_log_that_goes_away_is_told(opened: Open, log: KafkaLog) -> None:
     aside = log.root.with_name("aside")
     log.root.rename(aside)
     page.wait_for_selector("#fault:not(:empty)")
-    assert page.locator("#fault").inner_text().endswith(f"{log.root}/commit: No such file or directory")
+    assert (
+        page.locator("#fault")
+        .inner_text()
+        .endswith(f"{log.root}/commit: No such file or directory")
+    )
     aside.rename(log.root)
     page.wait_for_selector("#fault:empty", state="attached")
 

@@ -246,8 +246,8 @@ A program in `bench/` printed every figure here. It ran kafkalog and its peer on
 checked that both did the same work. The two took turns, round by round, unless the claim or its
 program says otherwise. The ratio is the median of the rounds' ratios. `make bench` measures
 everything again and writes this page; `python -m bench NAME --write` does it for one program. The
-machine did nothing else at the time. Memory is the most that the processes had resident, in MiB:
-ours / the peer's. A dash means that there is no process to measure.
+machine did nothing else at the time, unless a remark says so. Memory is the most that the processes
+had resident, in MiB: ours / the peer's. A dash means that there is no process to measure.
 """
 
 

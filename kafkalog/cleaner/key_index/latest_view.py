@@ -146,7 +146,7 @@ def _latest(
 def _is_clean(state: PartitionState, end: int) -> bool:
     """Return whether each key occurs once below `end`, because a cleaning of ours has been there.
 
-    What a broker has cleaned is looked up: its checkpoint outlives a truncation of its log.
+    The checkpoint of a broker outlives a truncation of its log, so a broker's part is looked up.
     """
     return valid_first_dirty_offset(state) >= end and state.listed_from <= state.log_start_offset
 

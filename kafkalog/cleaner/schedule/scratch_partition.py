@@ -1,11 +1,11 @@
 """A partition of a log in an object store, as a log directory for the time of one cleaning.
 
 Its segment objects are fetched into the directory, each at most once. They are the closed segments
-there. First come their indexes; the records follow while the cleaner works, which waits where they
-are not here yet. Those of a clean segment with a key index come only if the cleaner reads them:
-it leaves unchanged segments alone. Fresh extents of mixed objects
-stay where they are, as an active segment does. The local cleaner then works in the directory, by
-its own rules. Segments that are new after that become segment objects.
+there. The indexes come first. The records follow while the cleaner works, and it waits for those
+that it needs. The records of a clean segment with a key index come only if the cleaner reads them:
+it leaves unchanged segments alone. Fresh extents of mixed objects stay where they are, as an active
+segment does. The local cleaner then works in the directory, by its own rules. Segments that are new
+after that become segment objects.
 """
 
 from __future__ import annotations

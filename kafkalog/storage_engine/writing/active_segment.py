@@ -209,7 +209,6 @@ class ActiveSegment:
         are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
         unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
-        size_max, offset_max, time_max = self._certain_room()
         end = len(batches)
         while end - position >= layout.BATCH_OVERHEAD:
             base_offset, length, magic, delta, max_timestamp = unpack(batches, position)
@@ -220,31 +219,13 @@ class ActiveSegment:
             last_offset = base_offset + delta
             if base_offset != next_offset or not base_offset <= last_offset < layout.INT64_MAX:
                 break
-            is_certain = (
-                self.size + size <= size_max
-                and last_offset <= offset_max
-                and max_timestamp <= time_max
-            )
-            if not is_certain and not self.has_room(size, max_timestamp, base_offset, last_offset):
+            if not self.has_room(size, max_timestamp, base_offset, last_offset):
                 break
             pack(batches, position, base_offset, length, epoch)
             self.add(size, max_timestamp, last_offset)
             position += size
             next_offset = last_offset + 1
         return position, next_offset
-
-    def _certain_room(self) -> tuple[int, int, int]:
-        """Return up to which size, last offset and timestamp `has_room` need not be asked.
-
-        A batch that goes beyond may still have room. As many index entries are left as batches fit.
-        """
-        first, index = self._first_timestamp, self._index
-        slots = min(self._index_slots - index.offset_count, self._time_slots - index.time_count)
-        if self.size == 0 or first is None or slots <= 0:
-            return -1, -1, -1
-        size_max = min(self._config.segment_bytes, self.size + slots * layout.BATCH_OVERHEAD)
-        time_max = first + self._read_lifetime_ms() if first >= 0 else layout.INT64_MAX
-        return size_max, self.base_offset + layout.INT32_MAX, time_max
 
     def has_room(self, size: int, max_timestamp: int, base_offset: int, last_offset: int) -> bool:
         """Return whether a batch with these offsets belongs here, not into a new segment.

@@ -189,6 +189,7 @@ class _Job:
 
     def collect(self, until: str, told: str, orphan_ms: int) -> None:
         """Delete what nobody needs, also orphans of an age, until there is a file."""
+        # The constant is final, but a fork may keep commits for a shorter time than a day.
         collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]
         log, counts = self._log(), {"dead": 0, "orphans": 0, "commits": 0}
         while not Path(until).exists():

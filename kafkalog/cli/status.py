@@ -101,16 +101,15 @@ def command(
             check_outside(html, roots, "a picture", "--html")
             _write_picture(path, opened, html, topic, counts_dead=is_counting(path, count))
             return
-        if is_store_url(path) and checkpoint is None:
+        if checkpoint is not None:
+            roots = [] if is_store_url(path) else address.directories(path)
+            is_live = any(log_row(root, opened.state())["running"] for root in roots)
+            print_query_lag(opened, checkpoint, topic, is_live=is_live, json=json)
+            return
+        if is_store_url(path):
             _print_store(opened, topic, json=json)
             return
-        log = engine_of(opened)
-        if checkpoint is not None:
-            state = log.state()
-            is_live = any(log_row(root, state)["running"] for root in address.directories(path))
-            print_query_lag(log, checkpoint, topic, is_live=is_live, json=json)
-            return
-        found = status_rows(path, log, topic)
+        found = status_rows(path, engine_of(opened), topic)
     if json:
         for row in found:
             print_json(row)

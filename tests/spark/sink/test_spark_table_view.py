@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
+import kafkalog
 from kafkalog import KTableView
-from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
-from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.place import open_engine
-from tests.log_place import in_a_directory, log_in
+from tests.log_place import log_in
 from tests.spark.sink.test_spark_upsert import append, table
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -138,7 +137,6 @@ def test_a_later_deletion_of_a_key_that_is_spelled_otherwise_wins(
     assert found == [(2, 2), (4, 4)]
 
 
-@in_a_directory("a cleaner")
 @pytest.mark.parametrize("is_first", [False, True])
 def test_a_view_that_began_with_the_changelog_goes_on(
     log: Path, view: KTableView, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
@@ -153,8 +151,8 @@ def test_a_view_that_began_with_the_changelog_goes_on(
         shutil.rmtree(commits)
         (tmp_path / "view.db").unlink()
     append(log, ["a", "b", "c"], ['{"n":4}', None, '{"n":5}'], [0, 1, 1])
-    with open_engine(log) as engine:
-        clean(engine, "t", force=True, now_ms=clock.now_ms())
+    with kafkalog.open(log) as opened:
+        opened.clean("t", force=True)
     assert view.start().id == query_id
     view.wait_until(timeout_s=120)
     assert table(tmp_path / "view.db") == [("a", 4), ("c", 5)]

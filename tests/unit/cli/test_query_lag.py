@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,17 @@ def test_the_lag_is_told_by_source_and_partition(
     assert table[2].split()[:3] == ["source", "topic", "partition"]
     assert table[3].split() == ["0", "t", "0", "7", "10", "10", "3", "behind"]
     assert len(kafkalog("status", log, "u", "--checkpoint", checkpoint, "--json").json) == 2
+
+
+def test_the_lag_on_a_log_in_an_object_store_is_told_too(kafkalog: Command, tmp_path: Path) -> None:
+    url, checkpoint = f"memory://{secrets.token_hex(4)}", tmp_path / "checkpoint"
+    append_to(url, "t", {0: 10})
+    batch(checkpoint, 3, '{"t": {"0": 7}}')
+
+    query, row = kafkalog("status", url, "--checkpoint", checkpoint, "--json").json
+
+    assert query["committedBatch"] == 3
+    assert (row["nextOffset"], row["lag"], row["state"]) == (7, 3, "behind")
 
 
 def test_a_batch_that_runs_is_not_counted_as_read(

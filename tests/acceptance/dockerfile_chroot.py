@@ -29,7 +29,14 @@ _INSTALLED: Final = """#!/bin/sh
 [ "$1" = install ] || exit 0
 for word; do case $word in -*|install) ;; *) dpkg-query --show "$word" || exit ;; esac; done
 """
-_NETWORK: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs")
+_CERTIFICATES: Final = "/usr/local/share/ca-certificates"
+_NETWORK: Final = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/pip.conf",
+    "/etc/ssl/certs",
+    _CERTIFICATES,
+)
 """What a container gets from its engine, or from its host's certificates."""
 
 _MOUNTS = """

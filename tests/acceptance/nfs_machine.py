@@ -31,7 +31,7 @@ PACKAGES: Final = "user-mode-linux nfs-kernel-server nfs-common kmod iproute2"
 DISK_SIZE: Final = 3 << 30
 OPTIONS: Final = "nosharecache,actimeo=0,lookupcache=none"
 """`nosharecache` lets one host have two; the others are those that docs/cluster.md asks for."""
-SETTINGS: Final = {"KAFKALOG_SECONDS": "60", "KAFKALOG_STEPS": "once", "KAFKALOG_SEED": None}
+SETTINGS: Final = {"KAFKALOG_SECONDS": None, "KAFKALOG_STEPS": "once", "KAFKALOG_SEED": None}
 """Variables that the tests get, with what they are unless they are given."""
 CHOSEN: Final = (
     "tests/acceptance/test_concurrency.py::test_two_processes_that_take_themselves_for_one_writer"
@@ -117,4 +117,4 @@ if __name__ == "__main__":
     reason = missing()
     if reason is not None:
         sys.exit(f"tests.acceptance.nfs_machine: {reason}")
-    sys.exit(not run(sys.argv[1:] or [*CHOSEN, "-s", "--durations=10"]))
+    sys.exit(not run(sys.argv[1:] or [*CHOSEN, "-sv", "--durations=10"]))

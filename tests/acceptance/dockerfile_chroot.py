@@ -29,13 +29,12 @@ _INSTALLED: Final = """#!/bin/sh
 [ "$1" = install ] || exit 0
 for word; do case $word in -*|install) ;; *) dpkg-query --show "$word" || exit ;; esac; done
 """
-_CERTIFICATES: Final = "/usr/local/share/ca-certificates"
 _NETWORK: Final = (
     "/etc/resolv.conf",
     "/etc/hosts",
     "/etc/pip.conf",
     "/etc/ssl/certs",
-    _CERTIFICATES,
+    "/usr/local/share/ca-certificates",
 )
 """What a container gets from its engine, or from its host's certificates."""
 

@@ -1,6 +1,7 @@
 """The processes of a log that is written and cleaned at once, and the changes that are written.
 
-`python -m tests.acceptance.cleaning_processes append|clean LOG SECONDS SEED`. Commit number n of a
+`python -m tests.acceptance.cleaning_processes append LOG SEED` goes on until its input ends, and
+`python -m tests.acceptance.cleaning_processes clean LOG SECONDS` for a time. Commit number n of a
 seed is always the same, and so is the offset of each of its records: who knows the seed knows what
 every offset must hold.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 import random
+import select
 import sys
 import time
 from pathlib import Path
@@ -35,15 +37,13 @@ def draw_commit(seed: int, number: int) -> list[Record]:
     return records
 
 
-def append(path: Path, seconds: float, seed: int) -> None:
-    """Append commits 0, 1, ... and print how many."""
-    deadline = time.monotonic() + seconds
+def append(path: Path, seed: int) -> None:
+    """Append commits 0, 1, ... until the input ends, and print how many."""
     number = 0
     with kafkalog.open(path) as log:
-        while time.monotonic() < deadline:
+        while not select.select([sys.stdin], [], [], 0.002)[0]:
             log.append(TOPIC, draw_commit(seed, number))
             number += 1
-            time.sleep(0.002)
     print(number)
 
 
@@ -58,8 +58,8 @@ def clean(path: Path, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    role, log_path, duration, number_of_seed = sys.argv[1:]
+    role, log_path, argument = sys.argv[1:]
     if role == "append":
-        append(Path(log_path), float(duration), int(number_of_seed))
+        append(Path(log_path), int(argument))
     else:
-        clean(Path(log_path), float(duration))
+        clean(Path(log_path), float(argument))

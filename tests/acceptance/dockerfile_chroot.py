@@ -29,7 +29,13 @@ _INSTALLED: Final = """#!/bin/sh
 [ "$1" = install ] || exit 0
 for word; do case $word in -*|install) ;; *) dpkg-query --show "$word" || exit ;; esac; done
 """
-_NETWORK: Final = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs")
+_NETWORK: Final = (
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/pip.conf",
+    "/etc/ssl/certs",
+    "/usr/local/share/ca-certificates",
+)
 """What a container gets from its engine, or from its host's certificates."""
 
 _MOUNTS = """

@@ -1,7 +1,7 @@
 """A micro-batch of the sink that dies at each of its moments, in processes of its own.
 
-`python -m tests.acceptance.killed_steps DIR MODE [--adopted] [--every]`. A moment is before or
-after a durable act (`fs.files`). At each one in turn a process kills itself with
+`python -m tests.acceptance.killed_steps DIR MODE [--adopted] [--every | --once]`. A moment is
+before or after a durable act (`fs.files`). At each one in turn a process kills itself with
 SIGKILL, and others do at once what Spark does after such a loss. Tasks, commit and abort are called
 as Spark calls them (`tests.unit.sink.spark_write`). MODE says what is lost:
 
@@ -11,7 +11,7 @@ as Spark calls them (`tests.unit.sink.spark_write`). MODE says what is lost:
 
 A line of JSON is printed for each death: the moment, and the step of the commit it stands for. Any
 record lost or doubled, and any file left, is an error. Without `--every` only moments that stand
-for a step are met.
+for a step are met; with `--once` one of those that are alike, where each death takes seconds.
 """
 
 from __future__ import annotations
@@ -248,12 +248,14 @@ def die(start: Path, loss: Loss, fatal: int, where: str) -> None:
 
 
 def main() -> int:
-    """Die at each moment that completes a step, with `--every` at all."""
+    """Die at each moment that completes a step, with `--every` at all, with `--once` at unlike."""
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("mode", choices=["driver", "task", "commit"])
     parser.add_argument("--adopted", action="store_true", help="runs large enough to be renamed")
-    parser.add_argument("--every", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--every", action="store_true")
+    which.add_argument("--once", action="store_true")
     options = parser.parse_args()
     root: Path = options.directory
     if options.adopted:
@@ -261,10 +263,12 @@ def main() -> int:
         staging._GATHER_SIZE = 1
     start = prepare_log(root)
     loss = Loss(options.mode, root)
+    met: set[tuple[str, str]] = set()
     for fatal, (moment, step) in enumerate(survey(start, loss)):
-        if step or options.every:
+        if options.every or (step and not (options.once and (moment, step) in met)):
             die(start, loss, fatal, f"moment {fatal}: {moment}")
             print(json.dumps([moment, step]), flush=True)
+            met.add((moment, step))
     return 0
 
 

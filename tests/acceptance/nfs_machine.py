@@ -6,7 +6,8 @@ and the client. The server exports an ext4 disk. Both mounts are of it, by NFS 4
 So the server takes them for two clients, and each has caches and locks of its own.
 
 By default the tests are those of two processes that write, append and clean at once, of a cleaner
-that is killed, and of readers that may not write.
+that is killed, of a sink that dies at each step, and of readers that may not write. Kernels in user
+mode start a process in seconds, so the sink dies once at moments that are alike.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ PACKAGES: Final = "user-mode-linux nfs-kernel-server nfs-common kmod iproute2"
 DISK_SIZE: Final = 3 << 30
 OPTIONS: Final = "nosharecache,actimeo=0,lookupcache=none"
 """`nosharecache` lets one host have two; the others are those that docs/cluster.md asks for."""
-SETTINGS: Final = {"KAFKALOG_SECONDS", "KAFKALOG_SEED", "KAFKALOG_STEPS"}
+SETTINGS: Final = {"KAFKALOG_SECONDS": None, "KAFKALOG_STEPS": "once", "KAFKALOG_SEED": None}
+"""Variables that the tests get, with what they are unless they are given."""
 CHOSEN: Final = (
     "tests/acceptance/test_concurrency.py::test_two_processes_that_take_themselves_for_one_writer"
     "_write_every_batch_once",
@@ -84,7 +86,8 @@ def run(arguments: list[str]) -> bool:
         pytest = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp=/mnt/a/t"]
         command = shlex.join([*pytest, *arguments])
         init = place / "init"
-        settings = shlex.join(f"{n}={v}" for n, v in os.environ.items() if n in SETTINGS)
+        given = {name: os.environ.get(name, default) for name, default in SETTINGS.items()}
+        settings = shlex.join(f"{name}={value}" for name, value in given.items() if value)
         text = _INIT.format(
             place=place, options=OPTIONS, root=ROOT, command=command, settings=settings
         )
@@ -114,4 +117,4 @@ if __name__ == "__main__":
     reason = missing()
     if reason is not None:
         sys.exit(f"tests.acceptance.nfs_machine: {reason}")
-    sys.exit(not run(sys.argv[1:] or [*CHOSEN, "-s", "--durations=10"]))
+    sys.exit(not run(sys.argv[1:] or [*CHOSEN, "-sv", "--durations=10"]))

@@ -49,7 +49,8 @@ def _check_workers(environment: Mapping[str, str]) -> Check:
         return Check(name, f"{_SETTING}={value}", f"Set {_SETTING} to a size, for example 2g.")
     amount = int(size[1]) * _UNITS[size[2] or "m"]  # Spark takes a bare number as MiB
     is_little = 0 < amount < _WORKER_MIN
-    advice = f"Set {_SETTING} to 1g or more: a task fails below that." if is_little else None
+    text = f"Set {_SETTING} to 1g or more for each core of an executor: a task fails below that."
+    advice = text if is_little else None
     return Check(name, f"{_SETTING}={value}", advice)
 
 

@@ -70,7 +70,10 @@ class LogChange:
         """Raise InvalidInputError unless a topic of that name can be created so."""
         new.check(name)
         if name in self.state.topics or name in self._created:
-            raise InvalidInputError(f"topic {name!r} exists already")
+            raise InvalidInputError(
+                f"topic {name!r} exists already. Choose another name, or leave the topic as it is: "
+                "exist_ok=True, on the command line --if-not-exists."
+            )
 
     def add_topic(
         self, name: str, topic_id: str, new: NewTopic, absent: Iterable[int] = ()

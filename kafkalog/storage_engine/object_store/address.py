@@ -29,9 +29,20 @@ _PART: Final = re.compile(r"(?!\.\.?$)[A-Za-z0-9._=-]+")
 
 
 def is_store_url(path: str) -> bool:
-    """Return whether a path names an object store, by its scheme."""
-    scheme, separator, _ = path.partition("://")
-    return bool(separator) and scheme.lower() in SCHEMES
+    """Return whether a path names an object store, by its scheme.
+
+    Raises InvalidInputError if one of the two slashes is missing.
+    """
+    scheme, separator, rest = path.partition(":/")
+    if not separator or scheme.lower() not in SCHEMES:
+        return False
+    if not rest.startswith("/"):
+        raise InvalidInputError(
+            f"{shown(path)}: the address of an object store has two slashes (expected "
+            f"{shown(f'{scheme}://{rest}')}). Write both, and give it as text, since a Path keeps "
+            "one of them."
+        )
+    return True
 
 
 def store_address(options: Mapping[str, str]) -> StoreAddress | None:

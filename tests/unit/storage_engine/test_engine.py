@@ -34,9 +34,7 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         Engine(path)
 
 
-@pytest.mark.parametrize(
-    "path", [Path("s3://bucket/log"), "file:///log", ["/log", "gs://bucket"], "hdfs://host/log"]
-)
+@pytest.mark.parametrize("path", ["file:///log", ["/log", "gs://bucket"], "hdfs://host/log"])
 def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="a log directory has no URL"):
@@ -134,7 +132,7 @@ def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
 def test_an_existing_topic_is_not_created_again(place: Path | str) -> None:
     engine = open_engine(place)
     topic = engine.create_topic("t")
-    with pytest.raises(InvalidInputError, match="'t' exists already"):
+    with pytest.raises(InvalidInputError, match=r"'t' exists already\. .* --if-not-exists"):
         engine.create_topic("t")
     assert engine.create_topic("t", 9, exist_ok=True) == topic
 

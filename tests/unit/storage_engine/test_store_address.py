@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,20 @@ def test_a_url_is_a_bucket_and_a_prefix(url: str, bucket: str, prefix: str) -> N
 
 def test_a_path_and_other_urls_name_no_store() -> None:
     assert is_store_url("S3://bucket/x")
-    assert not any(map(is_store_url, ["/dir", "file:///dir", "s3:/bucket", "hdfs://host/x", "s3"]))
+    assert not any(map(is_store_url, ["/dir", "file:///dir", "/s3:/b", "hdfs://host/x", "s3"]))
+
+
+@pytest.mark.parametrize("url", ["gs:/typo", "S3:/bucket/x", str(Path("az://bucket/x")), "s3:/"])
+def test_an_address_with_one_slash_is_refused_and_shown_with_two(url: str) -> None:
+    meant = url.replace(":/", "://")
+    with pytest.raises(InvalidInputError, match=rf"{url}: .* two slashes \(expected {meant}\)"):
+        is_store_url(url)
+
+
+def test_an_address_with_one_slash_is_shown_without_its_secret() -> None:
+    with pytest.raises(InvalidInputError, match=r"s3:/\.\.\.: .* two slashes") as refused:
+        is_store_url(f"s3:/key:{SECRET}@bucket")
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from tests import class_archives
 from tests.other_platform import VARIABLE, become
 
 if os.environ.get(VARIABLE):
@@ -23,13 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# No JVM of a test runs long enough to gain from the second compiler, which takes half a processor,
-# or from a collector with threads of its own. The verifier takes a second of each start.
-os.environ.setdefault(
-    "JAVA_TOOL_OPTIONS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-)
+_java = [*class_archives.QUICK_JVM, *class_archives.options(class_archives.SPARK)]
+os.environ.setdefault("JAVA_TOOL_OPTIONS", " ".join(_java))
 # Spark's workers inherit the secret of the object store too, which `StoreServer` takes. A store of
 # the user's has secrets of its own.
 if not os.environ.get("KAFKALOG_TEST_PATH"):

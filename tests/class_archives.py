@@ -24,11 +24,12 @@ __all__ = ["BROKER", "QUICK_JVM", "SPARK", "options"]
 SPARK: Final = ROOT / ".venv" / "spark.jsa"
 BROKER: Final = ROOT / ".peers" / "broker.jsa"
 QUICK_JVM: Final = (
-    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote",
 )
-"""No JVM of a test runs long enough to gain from the second compiler, which takes half a processor,
-or from a collector with threads of its own. The verifier takes a second of each start."""
+"""No JVM of a test runs long enough to gain from the second compiler, which takes half a processor.
+The verifier takes a second of each start."""
 _QUIET: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 """What does not fit goes to the standard output otherwise."""
 _ENDS_S: Final = 600

@@ -24,7 +24,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-_java = [*class_archives.QUICK_JVM, *class_archives.options(class_archives.SPARK)]
+# Nor would the JVM of a test gain from a collector with threads of its own.
+_java = ["-XX:+UseSerialGC", *class_archives.QUICK_JVM]
+_java += class_archives.options(class_archives.SPARK)
 os.environ.setdefault("JAVA_TOOL_OPTIONS", " ".join(_java))
 # Spark's workers inherit the secret of the object store too, which `StoreServer` takes. A store of
 # the user's has secrets of its own.

@@ -5,6 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 DEMO_READY := .venv/.demo-ready
 PEERS := .peers/.ready
+CLASSES := .venv/spark.jsa
 FUZZ := .venv/.fuzz
 KILLS ?= 20
 UPSERT_KILLS ?= 40
@@ -87,7 +88,7 @@ moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; va
 	    tests/acceptance/test_large_values.py $(ARGS)
 
 connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one
-	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect $(ARGS)
+	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect tests/spark/datasource/test_register.py $(ARGS)
 
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
@@ -155,10 +156,16 @@ $(READY): pyproject.toml $(KERNELS)
 	$(BIN)/python -m pip install --quiet --no-compile -e '.[dev]'
 	@touch $(DEMO_READY) $@
 
+# What Java keeps of Spark's classes: half of the time in which a Spark starts. Tests run without it too.
+test test-rest bench-quick twin-test kill-test moment-test connect-test cluster-test store-test store-suite torture-cleaner: $(CLASSES)
+$(CLASSES): pyproject.toml tests/class_archives.py | $(READY)
+	@$(BIN)/python -m tests.class_archives spark >.venv/spark.log 2>&1 || echo "no archive of Spark's classes: see .venv/spark.log"
+
 # Coverage-guided fuzzing, which nothing else needs; where it cannot be had, `fuzz` says so.
 $(FUZZ): $(READY)
 	@$(BIN)/python -m pip install --quiet -e '.[fuzz]' && touch $@ || echo "atheris cannot be installed here"
 
 $(PEERS): tests/conformance/pom.xml .ci/peers | $(READY)
 	@sh ./.ci/peers
+	@$(BIN)/python -m tests.class_archives broker >.peers/broker.log 2>&1 || echo "no archive of Kafka's classes: see .peers/broker.log"
 	@touch $@

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path, machine
+from tests import class_archives
 
 QUICK_LIMIT_S: Final = 600
 LAST_WORDS_S: Final = 30
@@ -140,8 +141,9 @@ class Runner:
 
     def _start(self, command: Sequence[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, **({"CI": "1"} if self._needs_peers else {})}
-        if self._is_quick:  # what runs for seconds is not worth the second compiler
-            environment["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+        if self._is_quick:
+            words = [*class_archives.QUICK_JVM, *class_archives.options(class_archives.SPARK)]
+            environment["JAVA_TOOL_OPTIONS"] = " ".join(words)
         with self._lock:
             if self._is_over:
                 raise SystemExit("not started: the run is over")

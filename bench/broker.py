@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from tests import class_archives
 from tests.conformance import kafka
 from tests.conformance.installation import Installation, Program
 from tests.conformance.jars import Jars
@@ -35,8 +36,9 @@ class Server(Jars):
         command = super()._command(program, arguments)
         if program is not Program.SERVER:
             return command
+        archive = class_archives.options(class_archives.BROKER)
         kept = [word for word in command[1:] if not word.startswith(("-Xm", "-XX:", "-Xshare"))]
-        return [command[0], *_JVM, *kept]
+        return [command[0], *_JVM, *archive, *kept]
 
 
 def installation() -> Installation | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+from tests import class_archives
 from tests.other_platform import VARIABLE, become
 
 if os.environ.get(VARIABLE):
@@ -23,13 +24,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
 )
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# No JVM of a test runs long enough to gain from the second compiler, which takes half a processor,
-# or from a collector with threads of its own. The verifier takes a second of each start.
-os.environ.setdefault(
-    "JAVA_TOOL_OPTIONS",
-    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC "
-    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote",
-)
+# Nor would the JVM of a test gain from a collector with threads of its own.
+_java = ["-XX:+UseSerialGC", *class_archives.QUICK_JVM]
+_java += class_archives.options(class_archives.SPARK)
+os.environ.setdefault("JAVA_TOOL_OPTIONS", " ".join(_java))
 # Spark's workers inherit the secret of the object store too, which `StoreServer` takes. A store of
 # the user's has secrets of its own.
 if not os.environ.get("KAFKALOG_TEST_PATH"):
@@ -39,6 +37,7 @@ if not os.environ.get("KAFKALOG_TEST_PATH"):
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
+from tests.day import DAY  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
 from tests.log_place import TEST_PATH, delete_logs  # noqa: E402
 from tests.object_store_server import (  # noqa: E402 - fixtures
@@ -66,6 +65,11 @@ def pytest_configure() -> None:
         for library in sheet.parent.glob(f"{sheet.stem}.*.so"):
             if library.stat().st_mtime < max(latest, own):
                 raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
+
+
+def pytest_report_header() -> str:
+    """Say which day's part of the long lists of cases runs."""
+    return f"KAFKALOG_DAY={DAY}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Self
 
-from tests import ROOT
+from tests import ROOT, class_archives
 from tests.conformance.installation import Ended, Program, UnavailableError
 
 PEERS = ROOT / ".peers"
@@ -36,7 +36,9 @@ class Jars:
         return cls(root)
 
     def _command(self, program: Program, arguments: tuple[str, ...]) -> list[str]:
-        return program.command(_java(), f"{self._root / program.profile}/*", *arguments)
+        class_path = f"{self._root / program.profile}/*"
+        java, *words = program.command(_java(), class_path, *arguments)
+        return [java, *class_archives.options(class_archives.BROKER), *words]
 
     def source_command(self, source: Path) -> list[str]:
         """Return the command that compiles a Java file beside the broker's classes, and runs it."""

@@ -239,8 +239,3 @@ CASES: dict[str, Case] = {
 }
 ACCEPTED = [name for name, case in CASES.items() if case.accepted_by]
 """What one of the two takes."""
-EVERYDAY_STREAMS = {
-    f"{name}, streamed"
-    for name in ("no topic", "value is a number", "key serializer", "topic is null")
-} | set(ACCEPTED)
-"""The streams that are everyday; each takes seconds."""

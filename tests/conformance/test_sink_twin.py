@@ -29,7 +29,6 @@ from tests.conformance.spark_twin_sink_errors import (
     ACCEPTED,
     ACCEPTING,
     CASES,
-    EVERYDAY_STREAMS,
     PARTITIONS,
     REFUSING,
     TOPIC,
@@ -37,14 +36,11 @@ from tests.conformance.spark_twin_sink_errors import (
 from tests.conformance.spark_twin_sink_session import Said, SinkSession
 from tests.conformance.spark_twin_topics import NOW_MS
 from tests.conformance.test_spark_twin import IS_FULL, listed, parameters
+from tests.day import todays
 
 pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
 
-NAMES = [
-    name
-    for name, case in CASES.items()
-    if IS_FULL or not case.is_stream or name in EVERYDAY_STREAMS
-]
+NAMES = [*CASES] if IS_FULL else todays(CASES, 3)
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _SETTINGS = {"replica.high.watermark.checkpoint.interval.ms": "100"}
 _BEFORE_ANY_TASK = {"AnalysisException", "IllegalArgumentException"}

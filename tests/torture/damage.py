@@ -52,7 +52,7 @@ _STORE: Final = "store"
 _ROOTS: Final = (_OURS, "brokers", *JUDGES, _STORE)
 _WRITES: Final = {"brokers": 2}
 """Every how many-th damage is also written upon, where it is not every tenth."""
-_QUICK: Final = 200
+_QUICK: Final = 120
 """Cases of a sample."""
 _PORTION: Final = 20
 

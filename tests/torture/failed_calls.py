@@ -51,7 +51,7 @@ from tests.torture.workloads import (
 __all__ = ["Plan", "cases", "main"]
 
 TARGET: Final = 20_000
-_QUICK: Final = 3
+_QUICK: Final = 1
 """Cases of each workload in a quick run."""
 _FURTHER_PAIRS: Final = 80
 """Pairs with operations that are no basic ones, drawn."""

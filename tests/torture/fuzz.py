@@ -41,7 +41,7 @@ from tests.torture.fuzz_children import KEPT, Finding, Piece, run_piece
 from tests.torture.fuzz_targets import targets
 from tests.torture.scratch import memory_disk, scratch
 
-_QUICK_SECONDS: Final = 17.0
+_QUICK_SECONDS: Final = 10.0
 """For all targets; the rest of half a minute is for the start of a process or two."""
 _FULL_SECONDS: Final = 3600.0
 _SHARES: Final = {

@@ -46,7 +46,7 @@ from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
 
 TARGET: Final = 2_000
-QUICK: Final = 80
+QUICK: Final = 40
 KILLS: Final = 50
 """Of one log."""
 STUCK_S: Final = 20.0

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made = parser("model", __doc__)
     made.add_argument("--seconds", type=float, metavar="S", help=f"for so long ({SECONDS})")
     options = made.parse_args(arguments)
-    seconds = options.seconds or (20 if options.quick else SECONDS)
+    seconds = options.seconds or (10 if options.quick else SECONDS)
     logging.disable(logging.WARNING)  # a batch that came again, a partition that was put right
     tally = Tally("model", "steps held against a model", options)
     try:

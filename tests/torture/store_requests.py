@@ -74,7 +74,7 @@ from tests.torture.workers import Workers
 __all__ = ["NEW", "SAME", "Bench", "Case", "Pair", "cases", "main"]
 
 TARGET: Final = 10_000
-_QUICK: Final = 2
+_QUICK: Final = 1
 """Cases of each operation in a quick run, and as many pairs as there are operations."""
 _OF_PAIR: Final = 60
 """Cases of a pair, drawn where there are more."""

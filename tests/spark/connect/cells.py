@@ -25,8 +25,9 @@ from kafkalog.sink import Append
 from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
+from tests.day import DAY, todays
 
-__all__ = ["CELLS", "RUNS", "SERVER_CELLS", "SETTINGS", "patiently", "run_cell"]
+__all__ = ["CELLS", "LOCAL_CELLS", "RUNS", "SERVER_CELLS", "SETTINGS", "patiently", "run_cell"]
 
 RUNS = "runs"
 CELLS: dict[str, Callable[[Place], str | None]] = {}
@@ -566,17 +567,11 @@ def view(at: Place) -> None:
         kept.stop()
 
 
-EVERYDAY = (
-    *("batch read", "KTable.df()", "previous=True", "stream read: ", "LagListener"),
-    *("stream write by", "Append(..., checkpoint=)", "without `name=`", "SQLiteUpsert("),
-    *("does not fit", "KTableView"),
-)
-SERVER_CELLS = [
-    feature
-    for feature in CELLS
-    if os.environ.get("KAFKALOG_CONNECT") == "full" or any(word in feature for word in EVERYDAY)
-]
-"""What runs on a server that was started before: one cell of each kind, or all of them."""
+IS_FULL = os.environ.get("KAFKALOG_CONNECT") == "full"
+LOCAL_CELLS = [*CELLS] if IS_FULL else todays(CELLS, 3)
+"""What runs on a server that the client's process starts: a third a day, or all."""
+SERVER_CELLS = [*CELLS] if IS_FULL else todays(CELLS, 6, DAY + 1)
+"""What runs on a server that was started before: a sixth a day, of another third, or all."""
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.cluster import kill_session
 from tests.postgres_server import fault
-from tests.spark.connect.cells import SERVER_CELLS, SETTINGS
+from tests.spark.connect.cells import LOCAL_CELLS, SERVER_CELLS, SETTINGS
 from tests.spark_home import make_spark_home
 
 SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
@@ -36,7 +36,8 @@ def local_outcomes(tmp_path_factory: pytest.TempPathFactory, conninfo: str) -> d
     """Return what each cell gave with a server that the client's process has started."""
     scratch = tmp_path_factory.mktemp("local")
     # Spark then takes any free port for the server.
-    return outcomes("local[2]", scratch, KAFKALOG_POSTGRES=conninfo, SPARK_TESTING="1")
+    variables = {"KAFKALOG_POSTGRES": conninfo, "SPARK_TESTING": "1"}
+    return outcomes("local[2]", scratch, *LOCAL_CELLS, **variables)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,7 @@
-"""`kafkalog.register`: nothing is exported, and `python3` is a Python without kafkalog."""
+"""`kafkalog.register`: nothing is exported, and `python3` is a Python without kafkalog.
+
+KAFKALOG_CONNECT=full runs the job with each master (`make connect-test`), else with one a day.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,14 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.cluster import PATIENCE_S
+from tests.day import todays
 from tests.spark_home import make_spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 PROGRAM = str(Path(__file__).with_name("registered_session.py"))
+MASTERS = ["local[2]", "connect local[2]", "local-cluster[1,1,1024]"]
+if os.environ.get("KAFKALOG_CONNECT") != "full":
+    MASTERS = todays(MASTERS, 3)
 SPARK_ITSELF = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_HOME"}
 
 
@@ -48,7 +55,7 @@ def run(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("master", ["local[2]", "connect local[2]", "local-cluster[1,1,1024]"])
+@pytest.mark.parametrize("master", MASTERS)
 def test_a_registered_session_reads_and_writes_by_this_python(
     master: str, bare: dict[str, str], tmp_path: Path
 ) -> None:

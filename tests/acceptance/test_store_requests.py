@@ -10,6 +10,7 @@ import pytest
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.inspection.verify_store import verify_store
+from kafkalog.storage_engine.object_store import fetched_ranges
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.collector import collect
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -75,3 +76,23 @@ def test_a_key_of_many_segments_is_looked_up_by_three_gets(
             record = lookup.get(key)
             assert record is not None and record.value == key
             assert {*store_proxy.counts} == {"GET"} and store_proxy.counts["GET"] <= 3 + 1
+
+
+def test_a_lookup_in_large_segments_fetches_one_batch(
+    s3_address: StoreAddress, store_proxy: StoreProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetched_ranges, "RANGE_SIZE", 4 << 10)
+    log = ObjectLog(s3_address)
+    log.create_topic("t", config={"cleanup.policy": "compact", "compression.type": "uncompressed"})
+    for first in (0, 3000):
+        keys = [b"%d" % key for key in range(first, first + 3000)]
+        log.append("t", pa.table({"key": keys, "value": keys}), now_ms=NOW_MS, batch_size=1024)
+    store_manager.clean(log, "t", now_ms=NOW_MS + DAY_MS, force=True)
+    with KeyLookup(log, "t") as lookup:
+        lookup.get("0")
+        for key in (b"7", b"1234", b"5999"):
+            store_proxy.reset()
+            record = lookup.get(key)
+            assert record is not None and record.value == key
+            assert store_proxy.requests and store_proxy.counts["GET"] <= 3
+            assert Counter(map(kind_of, store_proxy.requests))["GET log"] == 1

@@ -74,6 +74,10 @@ class _SectionBytes:
             self._kept = start, kept
         return kept[position - start : end - start]
 
+    def scattered(self, reads: int) -> ByteSource:
+        """Return this: each read fetches little."""
+        return self
+
 
 class SideObject:
     """The sections of one object, fetched on demand; threads may share it."""

@@ -25,6 +25,9 @@ class ByteSource(Protocol):
     def read_at(self, size: int, position: int) -> bytes:
         """Return `size` bytes at `position`; fewer only at the end."""
 
+    def scattered(self, reads: int) -> ByteSource:
+        """Return what answers so many reads, at ascending positions, that may be far apart."""
+
 
 class HeldBytes:
     """Bytes in memory."""
@@ -42,6 +45,10 @@ class HeldBytes:
         """Return `size` bytes at `position`; fewer only at the end."""
         return self._data[position : position + size]
 
+    def scattered(self, reads: int) -> ByteSource:
+        """Return this: any read is as good as another."""
+        return self
+
 
 class FileBytes:
     """The bytes of an open file."""
@@ -58,6 +65,10 @@ class FileBytes:
     def read_at(self, size: int, position: int) -> bytes:
         """Return `size` bytes at `position`; fewer only at the end of the file."""
         return files.read_at(self.fd, size, position)
+
+    def scattered(self, reads: int) -> ByteSource:
+        """Return this: any read is as good as another."""
+        return self
 
     def close(self) -> None:
         """Close the file; whoever still reads meets a closed descriptor, not another file's."""

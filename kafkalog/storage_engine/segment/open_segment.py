@@ -207,8 +207,9 @@ class OpenSegment:
         parts: list[memoryview] = []
         first = held = 0
         likely = _LIKELY_BATCH
+        source = self._source.scattered(len(positions))
         for place, position in enumerate(positions):
-            part = self._batch_bytes(position, likely)
+            part = self._batch_bytes(source, position, likely)
             if part is None:
                 yield None
                 return
@@ -219,19 +220,19 @@ class OpenSegment:
                 yield self._gathered(positions[first : place + 1], parts)
                 parts, first, held = [], place + 1, 0
 
-    def _batch_bytes(self, position: int, likely: int) -> memoryview | None:
+    def _batch_bytes(self, source: ByteSource, position: int, likely: int) -> memoryview | None:
         """Return the bytes of the batch v2 at a position, which has `likely` bytes or fewer."""
         limit = self.limit - position
         if position < 0 or limit < layout.BATCH_OVERHEAD:
             return None
-        data = self._read(min(likely, limit), position)
+        data = self._read(min(likely, limit), position, source)
         length = data[layout.LENGTH_POSITION : layout.LOG_OVERHEAD]
         size = int.from_bytes(length, "big") + layout.LOG_OVERHEAD
         is_batch = layout.BATCH_OVERHEAD <= size <= limit
         if not is_batch or data[layout.MAGIC_POSITION] != layout.MAGIC:
             return None
         if size > len(data):
-            data += self._read(size - len(data), position + len(data))
+            data = self._read(size, position, source)
         return memoryview(data)[:size]
 
     def _gathered(self, positions: Sequence[int], parts: Sequence[memoryview]) -> Chunk:
@@ -376,8 +377,8 @@ class OpenSegment:
                 f"{self.limit}; committed records are lost"
             )
 
-    def _read(self, size: int, position: int) -> bytes:
-        buffer = self._source.read_at(size, position)
+    def _read(self, size: int, position: int, source: ByteSource | None = None) -> bytes:
+        buffer = (source or self._source).read_at(size, position)
         if len(buffer) < size:
             raise self._short()
         return buffer

@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment import log_scanner
-from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes, HeldBytes
 from kafkalog.storage_engine.segment.log_scanner import (
     RECOVER,
     REPLAY,
@@ -94,19 +94,6 @@ def scanned_source(
     assert (scan.fault is None) == (scan.kind is None)
     assert scan.fault is None or scan.fault.position == scan.position
     return Scanned(found, scan.position, scan.next_offset, scan.kind)
-
-
-class HeldBytes:
-    """Bytes that are in no file."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-
-    def size(self) -> int:
-        return len(self.data)
-
-    def read_at(self, size: int, position: int) -> bytes:
-        return self.data[position : position + size]
 
 
 def with_faults() -> dict[str, tuple[bytes, int]]:

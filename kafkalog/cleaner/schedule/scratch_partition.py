@@ -49,7 +49,9 @@ NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
-"""Objects that are fetched side by side, in pieces, or written."""
+"""Objects that are fetched side by side, in pieces."""
+_WRITES: Final = 2
+"""Segments that are written side by side: what a key filter needs of memory is there for each."""
 
 
 class ScratchPartition:
@@ -262,10 +264,9 @@ class ScratchPartition:
                 with self._sections(segment, gaps, extent.next_offset) as sections:
                     outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            for some in _together(new):
-                with ThreadPoolExecutor(_REQUESTS, "kafkalog-put") as pool:
-                    for _ in pool.map(put_one, some):
-                        pass
+            with ThreadPoolExecutor(_WRITES, "kafkalog-put") as pool:
+                for _ in pool.map(put_one, new):
+                    pass
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -321,27 +322,13 @@ class ScratchPartition:
             yield found
 
 
-def _write(path: Path, pieces: Iterable[bytes]) -> None:
+def _write(path: Path, pieces: Iterable[Buffer]) -> None:
     """Write a file of some pieces."""
     with files.closing(files.open_empty(path)) as fd:
         position = 0
         for piece in pieces:
             files.write_at(fd, piece, position)
             position += len(piece)
-
-
-def _together(
-    new: Sequence[tuple[SegmentFiles, Extent]],
-) -> Iterator[list[tuple[SegmentFiles, Extent]]]:
-    """Yield segments that are written side by side: a request has its whole segment in memory."""
-    held: list[tuple[SegmentFiles, Extent]] = []
-    for each in new:
-        if held and sum(extent.size for _, extent in [*held, each]) > SEGMENT_SIZE_MAX:
-            yield held
-            held = []
-        held.append(each)
-    if held:
-        yield held
 
 
 def _modified_ns(extent: Extent) -> int:

@@ -200,8 +200,8 @@ class ObjectClient:
         except ObjectMissingError:
             return None
 
-    def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
+    def pieces(self, name: str, size: int) -> Iterator[memoryview]:
+        """Yield a whole object of `size` bytes, some 100 KiB at a time, not copied, by one request.
 
         Raises StorageError, also for an object of another size.
         """
@@ -214,7 +214,7 @@ class ObjectClient:
         found = 0
         while piece := self._ask(GET, name, lambda: next(stream, b""), requests=0):
             found += len(piece)
-            yield bytes(piece)
+            yield memoryview(piece)
         self._check_length(name, size, found)
 
     def first_bytes(self, name: str, size: int) -> bytes:

@@ -39,6 +39,7 @@ PROGRAMS: Final = (
     "latency",
     "store_latency",
     "store_throughput",
+    "store_clean",
     "idle",
     "cold_start",
     "view_latest",

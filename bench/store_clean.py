@@ -19,8 +19,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -112,14 +112,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         scratch = Path(opened.enter_context(name))
         server = opened.enter_context(StoreServer(scratch))
         bucket = server.directory / "buckets" / BUCKET
-        ours = Side(opened.enter_context(CleaningProcess()), options_at(server.port), bucket)
-        peer = Side(opened.enter_context(CleaningProcess()), None, scratch)
+        places = [(options_at(server.port), bucket), (None, scratch)]
         dice = np.random.default_rng(1)
         if options.keys is None:
-            compare(ours, peer, dice.integers(0, keys, count), rounds, as_json=options.json)
+            with sides(places) as (ours, peer):
+                numbers = dice.integers(0, keys, count)
+                compare(ours, peer, numbers, rounds, as_json=options.json)
         distinct = options.keys or (100_000 if options.quick else 3_000_000)
         numbers = np.append(np.arange(distinct), np.arange(distinct // 10))
-        spill(ours, peer, dice.permutation(numbers), as_json=options.json)
+        with sides(places) as (ours, peer):
+            spill(ours, peer, dice.permutation(numbers), as_json=options.json)
+
+
+@contextmanager
+def sides(places: Sequence[tuple[dict[str, str] | None, Path]]) -> Iterator[list[Side]]:
+    """Yield the sides, with a new process each."""
+    with ExitStack() as opened:
+        yield [Side(opened.enter_context(CleaningProcess()), *place) for place in places]
 
 
 def compare(ours: Side, peer: Side, numbers: Int64s, rounds: int, *, as_json: bool) -> None:
@@ -165,8 +174,13 @@ def regrouped(side: Side, name: str) -> float:
 
 
 def spill(ours: Side, peer: Side, numbers: Int64s, *, as_json: bool) -> None:
-    """Clean many keys in a small buffer; compare the memory with the limit of a directory."""
+    """Clean many keys in a small buffer; compare the memory with the limit of a directory.
+
+    A small log is cleaned before, so that all modules are imported.
+    """
     for side in (ours, peer):
+        side.fill("few", np.arange(2000))
+        side.clean("few", 24 * 100, is_counted=False)
         side.fill("many", numbers)
         side.clean("many", SMALL_BUFFER)
     if ours.digest() != peer.digest():

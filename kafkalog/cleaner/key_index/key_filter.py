@@ -10,6 +10,7 @@ A cleaning makes it from the key index when it writes both to the object beside 
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.fs.files import Buffer
 
-_AT_ONCE: Final = 128
-"""Blocks of the key index."""
+_AT_ONCE: Final = 16
+"""Blocks of the key index, so that little memory is needed besides the filter."""
 _MIXED: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _WORD: Final = np.dtype(">u4")
 
@@ -54,7 +55,9 @@ def encoded(key_index: Buffer) -> bytes:
         blocks, bits = _blocks_and_bits(entries[:left], size)
         starts = np.flatnonzero(np.append(True, blocks[1:] != blocks[:-1]))  # they ascend
         words[blocks[starts]] |= np.bitwise_or.reduceat(bits, starts)
-    return words.astype(_WORD).tobytes()
+    if sys.byteorder == "little":
+        words.byteswap(inplace=True)
+    return words.tobytes()
 
 
 def _blocks_and_bits(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import files, host
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
@@ -39,16 +39,19 @@ from kafkalog.storage_engine.segment.partition_directory import create_partition
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.fs.files import Buffer
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.object_store.client import ObjectClient
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
-    from kafkalog.storage_engine.object_store.store_state import DataObject, PlacedExtent
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent
 
 NOTES: Final = (layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE)
 """Small files of a partition's directory that one cleaning leaves for the next one."""
 _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
-"""Objects that are fetched side by side, in pieces, or written."""
+"""Objects that are fetched side by side, in pieces."""
+_WRITES: Final = 2
+"""Segments that are written side by side: what a key filter needs of memory is there for each."""
 
 
 class ScratchPartition:
@@ -154,25 +157,37 @@ class ScratchPartition:
 
     def _indexed(self, placed: PlacedExtent) -> Section:
         name, extent = placed
-        each = self._state.objects[name]
-        side = self._side(name, each)
-        for suffix in _FILES:
-            content = side.section(suffix)
-            if content or suffix != layout.TRANSACTION_INDEX:
-                files.create(self._path(extent, suffix), content)
-        keys = side.section(layout.KEYS)
-        if keys:
-            files.create(self.directory / layout.key_index_file(extent.base_offset), keys)
-            self._keyed.add(name)
-        log = self._path(extent, layout.LOG)
-        with files.closing(files.open_empty(log)) as fd:
-            files.truncate(fd, each.size)
-        self._inodes[log.stat().st_ino] = name
-        files.set_times(log, _modified_ns(extent))
-        if extent.base_offset < self._producers_at <= extent.next_offset:
-            files.create(self._producers(), side.section(layout.SNAPSHOT))
-        gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
+        with self._side(placed) as side:
+            for suffix in _FILES:
+                content = side.section(suffix)
+                if content or suffix != layout.TRANSACTION_INDEX:
+                    files.create(self._path(extent, suffix), content)
+            if side.size_of(layout.KEYS):
+                keys = self.directory / layout.key_index_file(extent.base_offset)
+                _write(keys, side.pieces(layout.KEYS))
+                self._keyed.add(name)
+            log = self._path(extent, layout.LOG)
+            with files.closing(files.open_empty(log)) as fd:
+                files.truncate(fd, self._state.objects[name].size)
+            self._inodes[log.stat().st_ino] = name
+            files.set_times(log, _modified_ns(extent))
+            if extent.base_offset < self._producers_at <= extent.next_offset:
+                files.create(self._producers(), side.section(layout.SNAPSHOT))
+            gaps = np.frombuffer(side.section(layout.GAPS), dtype=">i8").astype(np.int64)
         return Section(extent.base_offset, extent.size, gaps.reshape(-1, 2))
+
+    @contextlib.contextmanager
+    def _side(self, placed: PlacedExtent) -> Iterator[SideObject]:
+        """Fetch a side object into a file for a time, as its key index may be large."""
+        name = layout.stored_side(placed.object_name)
+        size = self._state.objects[placed.object_name].side_size
+        path = self._path(placed.extent, layout.STORED_SIDE)
+        _write(path, self._client.pieces(name, size))
+        try:
+            with files.mapped(path) as data:
+                yield SideObject(self._client, name, data)
+        finally:
+            files.remove(path)
 
     def _bring(self, placed: PlacedExtent) -> None:
         """Fetch the records of a segment, unless they are here."""
@@ -190,10 +205,6 @@ class ScratchPartition:
 
     def _is_clean(self, extent: Extent) -> bool:
         return extent.next_offset <= valid_first_dirty_offset(self.held)
-
-    def _side(self, name: str, each: DataObject) -> SideObject:
-        side = layout.stored_side(name)
-        return SideObject(self._client, side, b"".join(self._client.pieces(side, each.side_size)))
 
     def _producers(self) -> Path:
         return self.directory / layout.segment_file(self._producers_at, layout.SNAPSHOT)
@@ -236,6 +247,7 @@ class ScratchPartition:
 
         Raises StorageError, OSError.
         """
+        host.give_back_memory()
         segments = list_segments(self.directory)
         with contextlib.closing(GapFile(self.directory / layout.GAPS)) as gaps:
             replaced = {name for name, _ in self.sources}
@@ -249,14 +261,13 @@ class ScratchPartition:
 
             def put_one(each: tuple[SegmentFiles, Extent]) -> None:
                 segment, extent = each
-                sections = self._sections(segment, gaps, extent.next_offset)
                 seen = self._state.number
-                outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
+                with self._sections(segment, gaps, extent.next_offset) as sections:
+                    outputs.append(put_segment(self._client, seen, extent, segment.log, sections))
 
-            for some in _together(new):
-                with ThreadPoolExecutor(_REQUESTS, "kafkalog-put") as pool:
-                    for _ in pool.map(put_one, some):
-                        pass
+            with ThreadPoolExecutor(_WRITES, "kafkalog-put") as pool:
+                for _ in pool.map(put_one, new):
+                    pass
         return [name for name, _ in self.sources if name in replaced]
 
     def _followed(self, segments: Sequence[SegmentFiles]) -> Iterator[tuple[SegmentFiles, int]]:
@@ -282,41 +293,43 @@ class ScratchPartition:
             layout.NO_TIMESTAMP if times is None else times[0],
         )
 
-    def _sections(self, segment: SegmentFiles, gaps: GapFile, end: int) -> dict[str, bytes]:
+    @contextlib.contextmanager
+    def _sections(
+        self, segment: SegmentFiles, gaps: GapFile, end: int
+    ) -> Iterator[Mapping[str, Buffer]]:
         paths = {
             layout.INDEX: segment.index,
             layout.TIME_INDEX: segment.time_index,
             layout.TRANSACTION_INDEX: segment.transaction_index,
-            layout.KEYS: self.directory / layout.key_index_file(segment.base_offset),
         }
         if segment.base_offset < self._producers_at <= end:
             paths[layout.SNAPSHOT] = self._producers()
-        found = {}
+        found: dict[str, Buffer] = {}
         for name, path in paths.items():
             with contextlib.suppress(FileNotFoundError):
                 found[name] = files.read_file(path)
-        if layout.KEYS in found:
-            found[layout.STORED_FILTER] = key_filter.encoded(found[layout.KEYS])
         listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
         if not listed:
             raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")
         rows = np.concatenate([*listed[-1].all()])
         found[layout.GAPS] = rows.astype(">i8").tobytes()
-        return found
+        keys = self.directory / layout.key_index_file(segment.base_offset)
+        if not keys.exists():
+            yield found
+            return
+        with files.mapped(keys) as data:
+            found[layout.KEYS] = data
+            found[layout.STORED_FILTER] = key_filter.encoded(data)
+            yield found
 
 
-def _together(
-    new: Sequence[tuple[SegmentFiles, Extent]],
-) -> Iterator[list[tuple[SegmentFiles, Extent]]]:
-    """Yield segments that are written side by side: a request has its whole segment in memory."""
-    held: list[tuple[SegmentFiles, Extent]] = []
-    for each in new:
-        if held and sum(extent.size for _, extent in [*held, each]) > SEGMENT_SIZE_MAX:
-            yield held
-            held = []
-        held.append(each)
-    if held:
-        yield held
+def _write(path: Path, pieces: Iterable[Buffer]) -> None:
+    """Write a file of some pieces."""
+    with files.closing(files.open_empty(path)) as fd:
+        position = 0
+        for piece in pieces:
+            files.write_at(fd, piece, position)
+            position += len(piece)
 
 
 def _modified_ns(extent: Extent) -> int:

@@ -110,6 +110,11 @@ class FileSystem:
         """Remove a directory with all that is in it."""
         shutil.rmtree(path, ignore_errors=True)
 
+    def give_back(self, content: mmap.mmap) -> None:
+        """Let the pages of a mapped file leave this process; without the call they stay."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            content.madvise(mmap.MADV_DONTNEED)
+
     def mmap(self, fd: int, size: int) -> mmap.mmap:
         """Map an open file, which is not empty, to read it."""
         return mmap.mmap(fd, size, access=mmap.ACCESS_READ)

@@ -28,6 +28,8 @@ NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 """The errors of a process that may only read."""
 MORE_FILES: Final = "raise the limit of open files (ulimit -n)"
 _MODE = 0o644
+_RESIDENT_S: Final = 0.002
+"""How long what was read of a mapped file stays: a few MiB are read in it."""
 _PIECE_SIZE = 1 << 20
 _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 """Fewer syncs are not worth their threads; more at once are no faster."""
@@ -392,14 +394,34 @@ def scratch_directory() -> Iterator[Path]:
         file_system.current.rmtree(path)
 
 
-def mapped(path: Path) -> memoryview:
-    """Return the content of a file, read as it is used; it outlives the file's name.
+@contextlib.contextmanager
+def mapped(path: Path) -> Iterator[memoryview]:
+    """Yield the content of a file, of which little is resident; it outlives the file's name.
 
-    The system may take back the memory at any time. Raises OSError.
+    The bytes are the system's copy of the file. While they are read by other threads or in C, one
+    gives back what was read, every few milliseconds; a byte that is read again comes again. Raises
+    OSError.
     """
     with closing(open_to_read(path)) as fd:
         size = os.fstat(fd).st_size
-        return memoryview(file_system.current.mmap(fd, size) if size else b"")
+        content = file_system.current.mmap(fd, size) if size else None
+    if content is None:
+        yield memoryview(b"")
+        return
+    is_over = threading.Event()
+
+    def give_back() -> None:
+        while not is_over.wait(_RESIDENT_S):
+            file_system.current.give_back(content)
+
+    thread = threading.Thread(target=give_back, name="kafkalog-mapped", daemon=True)
+    thread.start()
+    try:
+        yield memoryview(content)
+    finally:
+        is_over.set()
+        thread.join()
+        file_system.current.give_back(content)
 
 
 def make_directory(path: Path) -> None:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.object_store.address import CREDENTIALS, StoreAddress
@@ -41,6 +41,9 @@ from kafkalog.storage_engine.object_store.failure import (
 )
 from kafkalog.storage_engine.object_store.fork_guard import check_and_note_use
 from kafkalog.storage_engine.object_store.read_throttle import ReadThrottle
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.fs.files import Buffer
 
 PATIENCE_S: Final = 60.0
 """How long a request that may be repeated is repeated."""
@@ -150,13 +153,16 @@ class ObjectClient:
             return Outcome.UNKNOWN
         return Outcome.DONE
 
-    def put_unique(self, name: str, data: bytes | memoryview) -> None:
-        """Write an object whose name nobody else uses. Raises StorageError."""
-        store = self._waiting(len(data), self._patience_s)
+    def put_unique(self, name: str, *data: Buffer) -> None:
+        """Write an object of some pieces, not copied, whose name nobody else uses.
+
+        Raises StorageError.
+        """
+        store = self._waiting(sum(map(len, data)), self._patience_s)
         self._ask(
             PUT,
             name,
-            lambda: self._obstore.put(store, self._key(name), data, use_multipart=False),
+            lambda: self._obstore.put(store, self._key(name), [*data], use_multipart=False),
         )
 
     def delete(self, names: Iterable[str]) -> None:
@@ -194,8 +200,8 @@ class ObjectClient:
         except ObjectMissingError:
             return None
 
-    def pieces(self, name: str, size: int) -> Iterator[bytes]:
-        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
+    def pieces(self, name: str, size: int) -> Iterator[memoryview]:
+        """Yield a whole object of `size` bytes, some 100 KiB at a time, not copied, by one request.
 
         Raises StorageError, also for an object of another size.
         """
@@ -208,7 +214,7 @@ class ObjectClient:
         found = 0
         while piece := self._ask(GET, name, lambda: next(stream, b""), requests=0):
             found += len(piece)
-            yield bytes(piece)
+            yield memoryview(piece)
         self._check_length(name, size, found)
 
     def first_bytes(self, name: str, size: int) -> bytes:

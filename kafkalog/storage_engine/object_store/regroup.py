@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import files, host
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.extent_bytes import stamp
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 REGROUP_BYTES: Final = 1 << 30
 """Bytes of the inputs of one regrouping; it takes twice as many of the disk meanwhile."""
+_STEP: Final = 4 << 20
+"""Bytes of an extent that are in memory at a time, unless a batch has more."""
 REQUESTS: Final = 8
 """Objects that are read, or written, side by side."""
 
@@ -116,6 +118,7 @@ def regroup(
             with files.disk_faults(directory):
                 work = _Regrouping(log.client, state, directory, pool, outputs)
                 work.fetch(inputs)
+                host.give_back_memory()
                 work.write(inputs, check_abort)
             is_done = log.swap(inputs, outputs, now_ms=now_ms)
         except Exception as fault:
@@ -124,6 +127,7 @@ def regroup(
                 raise
             is_done = False
         log.discard_segments(outputs)  # those that were left out, or all
+    host.give_back_memory()
     return Regrouped(len(inputs), size, len(outputs), is_lost=not is_done)
 
 
@@ -230,41 +234,52 @@ class _Regrouping:
         limit = min(config.segment_bytes, SEGMENT_SIZE_MAX)
         output: _SegmentFile | None = None
         for placed in extents:
-            data, table = self._stamped(placed)
-            first = 0
-            while first < len(table):
-                if output is None:
-                    base_offset = int(table.base_offsets[first])
-                    self._count += 1
-                    path = self._directory / f"{self._count}{layout.LOG}"
-                    output = _SegmentFile(path, placed.extent, base_offset, config)
-                stop = first + output.count_fitting(table.sizes[first:], limit)
-                output.append(data, table.select(slice(first, stop)))
-                first = stop
-                if first < len(table):
-                    yield output.finished()
-                    output = None
+            for data, table in self._stamped(placed):
+                first = 0
+                while first < len(table):
+                    if output is None:
+                        base_offset = int(table.base_offsets[first])
+                        self._count += 1
+                        path = self._directory / f"{self._count}{layout.LOG}"
+                        output = _SegmentFile(path, placed.extent, base_offset, config)
+                    stop = first + output.count_fitting(table.sizes[first:], limit)
+                    output.append(data, table.select(slice(first, stop)))
+                    first = stop
+                    if first < len(table):
+                        yield output.finished()
+                        output = None
         if output is not None:
             yield output.finished()
 
-    def _stamped(self, placed: PlacedExtent) -> tuple[bytearray, BatchTable]:
-        """Return the batches of an extent, stamped and checked. Raises CorruptBatchError."""
+    def _stamped(self, placed: PlacedExtent) -> Iterator[tuple[bytearray, BatchTable]]:
+        """Yield the batches of an extent, a few MiB at a time, stamped and checked.
+
+        Raises CorruptBatchError.
+        """
         from kafkalog.storage_engine.records import records
 
         name, extent = placed
         path = f"{self._client.address}/{name}"
+        expected = f"batches of the offsets {extent.base_offset} to {extent.next_offset - 1}"
+        position, offset, step = 0, extent.base_offset, _STEP
         with files.closing(files.open_to_read(self._inputs[name])) as fd:
-            data = bytearray(files.read_at(fd, extent.size, extent.position))
-        if not layout.is_stored_segment(name):
-            stamp(data, extent.base_offset, extent.leader_epoch)
-        table, end, _ = records.scan_batches(data)
-        records.check_crcs(data, table, path=path, file_position=extent.position)
-        firsts = [*table.base_offsets.tolist(), extent.next_offset]
-        nexts = [extent.base_offset, *(table.last_offsets + 1).tolist()]
-        if end != extent.size or firsts != nexts:
-            expected = f"batches of the offsets {extent.base_offset} to {extent.next_offset - 1}"
+            while position < extent.size:
+                size, place = min(step, extent.size - position), extent.position + position
+                data = bytearray(files.read_at(fd, size, place))
+                if not layout.is_stored_segment(name):
+                    stamp(data, extent.base_offset, extent.leader_epoch)
+                table, end, fault = records.scan_batches(data)
+                if not len(table) and fault is None and position + size < extent.size:
+                    step *= 2  # a batch is larger
+                    continue
+                records.check_crcs(data, table, path=path, file_position=place)
+                nexts = [offset, *(table.last_offsets + 1).tolist()]
+                if not len(table) or table.base_offsets.tolist() != nexts[:-1]:
+                    raise CorruptBatchError(path, extent.position, expected, "others")
+                yield data, table
+                position, offset = position + end, nexts[-1]
+        if offset != extent.next_offset:
             raise CorruptBatchError(path, extent.position, expected, "others")
-        return data, table
 
 
 class _SegmentFile:

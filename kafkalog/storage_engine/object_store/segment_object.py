@@ -18,6 +18,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.object_store import side_object
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.fs.files import Buffer
     from kafkalog.storage_engine.object_store.client import ObjectClient
     from kafkalog.storage_engine.object_store.store_state import Extent
 
@@ -40,28 +41,30 @@ class SegmentObject:
 
 
 def put_segment(
-    client: ObjectClient, seen: int, extent: Extent, log: Path, sections: Mapping[str, bytes]
+    client: ObjectClient, seen: int, extent: Extent, log: Path, sections: Mapping[str, Buffer]
 ) -> SegmentObject:
     """Write a `.log` file and its indexes, by two requests; `seen` is that of the name.
 
     The size of the extent is that of the file. The indexes come first, so a segment object without
     them is no state. Raises StorageError, OSError.
     """
-    return put_segment_bytes(client, seen, extent, files.mapped(log), sections)
+    with files.mapped(log) as data:
+        return put_segment_bytes(client, seen, extent, data, sections)
 
 
 def put_segment_bytes(
     client: ObjectClient,
     seen: int,
     extent: Extent,
-    data: bytes | memoryview,
-    sections: Mapping[str, bytes],
+    data: Buffer,
+    sections: Mapping[str, Buffer],
 ) -> SegmentObject:
     """Write the batches of a segment, and its indexes, as `put_segment` does."""
     name = layout.stored_segment(
         seen, extent.topic_id, extent.partition, extent.base_offset, secrets.token_hex(8)
     )
     side = side_object.encoded(sections)
-    client.put_unique(layout.stored_side(name), side)
+    client.put_unique(layout.stored_side(name), *side)
     client.put_unique(name, data)
-    return SegmentObject(name, dataclasses.replace(extent, size=len(data)), len(side))
+    side_size = sum(map(len, side))
+    return SegmentObject(name, dataclasses.replace(extent, size=len(data)), side_size)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from crc32c import crc32c
@@ -20,6 +20,7 @@ from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.fs.files import Buffer
     from kafkalog.storage_engine.object_store.client import ObjectClient
     from kafkalog.storage_engine.segment.byte_source import ByteSource
 
@@ -27,6 +28,8 @@ AROUND: Final = 64 << 10
 """Bytes on both sides of a block of the key index that are fetched with it: the next guess."""
 BEGINNING: Final = 512 << 10
 """Bytes of the first request: the indexes of most segments, and the head of the key index."""
+PIECE: Final = 256 << 10
+"""Bytes of a section that are handed out at a time."""
 SECTIONS: Final = (
     layout.INDEX,
     layout.TIME_INDEX,
@@ -39,14 +42,14 @@ SECTIONS: Final = (
 """The names of the sections, in their order."""
 
 
-def encoded(sections: Mapping[str, bytes]) -> bytes:
-    """Return an object with some of the sections."""
+def encoded(sections: Mapping[str, Buffer]) -> Sequence[Buffer]:
+    """Return the pieces of an object with some of the sections."""
     held = [(name, sections[name]) for name in SECTIONS if name in sections]
     table = json.dumps([[name, len(data), crc32c(data)] for name, data in held]).encode()
     header = layout.SIDE_HEADER.pack(
         layout.SIDE_MAGIC, layout.SIDE_VERSION, len(table), crc32c(table)
     )
-    return b"".join([header, table, *(data for _, data in held)])
+    return [header + table, *(data for _, data in held)]
 
 
 class _SectionBytes:
@@ -82,7 +85,7 @@ class _SectionBytes:
 class SideObject:
     """The sections of one object, fetched on demand; threads may share it."""
 
-    def __init__(self, client: ObjectClient, name: str, data: bytes = b"") -> None:
+    def __init__(self, client: ObjectClient, name: str, data: Buffer = b"") -> None:
         """Name an object; `data` is its beginning, or all of it, if that is here."""
         self._client = client
         self._name = name
@@ -101,11 +104,18 @@ class SideObject:
 
         Raises CorruptLogError, StorageError.
         """
+        return b"".join(self.pieces(name, self.size_of(name)))
+
+    def pieces(self, name: str, step: int = PIECE) -> Iterator[bytes]:
+        """Yield a section, `step` bytes at a time; raises as `section` does, at the end."""
         position, size, crc = self._sections().get(name, (0, 0, 0))
-        data = self.read(position, size)
-        if crc32c(data) != crc:
+        found = 0
+        for start in range(position, position + size, max(1, step)):
+            piece = self.read(start, min(step, position + size - start))
+            found = crc32c(piece, found)
+            yield piece
+        if found != crc:
             raise CorruptLogError(self.place, position, f"{name} of its checksum", "other bytes")
-        return data
 
     def kept_section(self, name: str) -> bytes:
         """Return a section, and keep it for the next call."""
@@ -129,7 +139,7 @@ class SideObject:
     def read(self, position: int, size: int) -> bytes:
         """Return bytes of the object; a request if they are not in its beginning."""
         if self.holds(position + size):
-            return self._data[position : position + size]
+            return bytes(self._data[position : position + size])
         return bytes(self._client.fetch(self._name, position, size))
 
     def _sections(self) -> Mapping[str, tuple[int, int, int]]:
@@ -147,7 +157,7 @@ class SideObject:
         magic, version, size, crc = header.unpack_from(self._data)
         if (magic, version) != (expected := (layout.SIDE_MAGIC, layout.SIDE_VERSION)):
             raise CorruptLogError(self.place, 0, f"{expected}", f"{(magic, version)}")
-        table = self._data[header.size : header.size + size]
+        table = bytes(self._data[header.size : header.size + size])
         if len(table) < size or crc32c(table) != crc:
             raise CorruptLogError(self.place, header.size, "a table of its checksum", "another one")
         found: dict[str, tuple[int, int, int]] = {}

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import hashlib
 import os
 import subprocess
 import sys
@@ -456,3 +457,32 @@ def test_each_sync_is_done_once_where_threads_run_out(
     with pytest.raises(OSError, match="no"):
         files.all_at_once([functools.partial(sync, number) for number in range(20)])
     assert sorted(done) == [*range(20)]
+
+
+# --- mapped files --------------------------------------------------------------------------------
+
+
+@needs_linux
+def test_little_of_a_mapped_file_stays_resident(tmp_path: Path) -> None:
+    path, size = tmp_path / "file", 32 << 20
+    files.create(path, bytes(range(256)) * (size // 256))
+    with files.mapped(path) as data:
+        assert hashlib.sha256(data).digest() == hashlib.sha256(path.read_bytes()).digest()
+        deadline = time.monotonic() + 30
+        while (left := resident_of(path)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert left == 0
+        assert data[-256:] == bytes(range(256))
+
+
+def test_an_empty_file_is_mapped(tmp_path: Path) -> None:
+    files.create(tmp_path / "file")
+    with files.mapped(tmp_path / "file") as data:
+        assert not data
+
+
+def resident_of(path: Path) -> int:
+    """Return how many KiB of a mapped file this process has."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    next(line for line in lines if line.endswith(str(path)))
+    return int(next(line for line in lines if line.startswith("Rss:")).split()[1])

@@ -139,6 +139,20 @@ def test_a_batch_that_is_larger_than_a_segment_has_one_of_its_own(log: ObjectLog
     assert contents(log) == before
 
 
+@pytest.mark.parametrize("step", [1, 300, 1000])
+def test_an_extent_is_read_in_steps_of_any_size(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr(regroup, "_STEP", step)
+    log.create_topic("t", 1)
+    rows = {"key": [b"%d" % n for n in range(100)], "value": [bytes(n) for n in range(100)]}
+    for _ in range(2):
+        log.append("t", pa.table(rows), now_ms=NOW_MS, batch_size=200)
+    before = contents(log)
+    assert run(log).segments == 1
+    assert contents(log) == before
+
+
 def test_an_old_regrouping_and_fresh_objects_are_read_together(log: ObjectLog) -> None:
     log.create_topic("t", 2)
     for round_ in range(3):

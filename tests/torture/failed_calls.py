@@ -150,7 +150,7 @@ def followed_by_death(plan: Plan, names: Iterable[str], seed: int) -> list[Case]
 def after_death(plan: Plan, names: Sequence[str], seed: int) -> Iterator[Plan]:
     """Yield plans in which a process has died; not before its first call that changes something."""
     dice = random.Random(f"{seed} {plan.workload} has died")
-    first = next((n for n, name in enumerate(names, 2) if name not in READS), len(names))
+    first = next((n for n, name in enumerate(names, 2) if name not in READS), len(names) + 1)
     deaths = range(first, len(names) + 1)
     for death in dice.sample(deaths, min(plan.deaths.before, len(deaths))):
         yield Plan(replace(plan.workload, death=death), 1, 4, plan.deaths.of_each)

@@ -40,6 +40,7 @@ from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.acceptance.mounts import Disk, disk
 from tests.torture import Tally, parser
 from tests.torture.memory import forget
+from tests.torture.rows import Rows
 from tests.torture.rows import batch as record_batch
 from tests.torture.scratch import scratch
 from tests.unit.sink.sqlite_rows import LEADING, batch, query
@@ -87,7 +88,7 @@ class Upsert(SQLiteUpsert):
                 batch_id=plan,
                 spark_partition=0,
             )
-            letters = [(b"%d" % each.offset, each.reason.encode()) for each in refused]
+            letters: Rows = [(b"%d" % each.offset, each.reason.encode()) for each in refused]
             try:
                 staged.append(LETTERS, record_batch(letters))
                 message = staged.finish()

@@ -260,9 +260,9 @@ _NOT_PROVED: Final = (
     "server that speaks S3, and no cloud's own service.",
     "The moments of `kills` and `spark_kills` are those of a real clock, so no run may meet a "
     "fault that needs an exact place.",
-    "A commit trusts the segments that its process left open, as long as their inodes, sizes, state "
-    "and configs are the same. Bytes that somebody changes there in place, past the locks, are not "
-    "noticed by a commit. A read meets the checksum, and `kafkalog verify` names the place.",
+    "A commit trusts the segments that its process left open, as long as their inodes, sizes, "
+    "state and configs are the same. Bytes that somebody changes there in place, past the locks, "
+    "are not noticed by a commit. A read meets the checksum; `kafkalog verify` names the place.",
     "A read with `view=latest` trusts the first dirty offset that our own cleaner has recorded. It "
     "reads a log that is clean up to there once, and compares no keys.",
     "A full disk is tried with an upsert into SQLite, whose tables are files of the same host. A "

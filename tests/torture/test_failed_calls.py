@@ -329,7 +329,7 @@ def test_a_process_dies_once_it_has_changed_something() -> None:
     plan = Plan(Workload.parse("append"), deaths=Deaths(after=9, before=9))
     assert {below.workload.death for below in after_death(plan, names, 1)} == {4, 5}
     assert {case.n for case in followed_by_death(plan, names, 1)} == {3, 4}
-    assert list(after_death(plan, [], 1)) == followed_by_death(plan, [], 1) == []
+    assert not [*after_death(plan, [], 1), *followed_by_death(plan, [], 1)]
 
 
 def test_the_name_of_an_emptied_segment_is_synced(tmp_path: Path) -> None:

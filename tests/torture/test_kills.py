@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import itertools
 import os
 import shutil
 import signal
@@ -100,10 +99,6 @@ def test_a_log_whose_processes_wait_for_a_processor_does_not_stand_still(
 def test_a_log_whose_processes_go_round_in_circles_is_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def circle(*_: Any) -> None:
-        while True:
-            pass
-
     monkeypatch.setattr(roles.Writer, "run", circle)
     monkeypatch.setattr(kills, "STUCK_S", 5.0)
     monkeypatch.setattr(kills, "CIRCLES_S", 0.5)
@@ -113,7 +108,7 @@ def test_a_log_whose_processes_go_round_in_circles_is_found_out(
 
 def test_only_a_process_that_sleeps_is_not_busy(tmp_path: Path) -> None:
     asleep = roles.Process(lambda: time.sleep(600), tmp_path / "asleep.fault")
-    busy = roles.Process(lambda: sum(itertools.repeat(0)), tmp_path / "busy.fault")
+    busy = roles.Process(circle, tmp_path / "busy.fault")
     try:
         deadline_s = time.monotonic() + 60
         while (asleep.is_busy(), busy.is_busy()) != (False, True):
@@ -166,6 +161,12 @@ def test_only_the_kill_of_a_living_process_counts(tmp_path: Path) -> None:
     assert not dead.kill()
     with pytest.raises(Wrong, match="dead: a process ended with status 0"):
         dead.check()
+
+
+def circle(*_: Any) -> None:
+    """Work for ever, and get nowhere."""
+    while True:
+        pass
 
 
 def violation_of(found: list[Outcome]) -> str:

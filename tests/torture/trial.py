@@ -350,7 +350,7 @@ def _another_process(log: Opened, name: str) -> Opened:
     return Opened(log.root, log.moment)
 
 
-def _says_where(fault: Exception) -> bool:
+def _says_where(fault: BaseException) -> bool:
     """Tell whether an error is one of those that are promised, and names what it is about."""
     return isinstance(fault, StorageError) or (
         isinstance(fault, OSError) and fault.filename is not None

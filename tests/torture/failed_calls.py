@@ -199,7 +199,9 @@ def try_plan(place: Path, seed: int, plan: Plan) -> Found:
 def try_one(place: Path, seed: int, text: str) -> Found:
     """Try one case by its name, or all of a workload."""
     if ":" not in text:
-        return try_plan(place, seed, Plan(Workload.parse(text)))
+        workload = Workload.parse(text)
+        deaths = Deaths() if workload.death else _OF_ONE
+        return try_plan(place, seed, Plan(workload, deaths=deaths))
     case, found, bench = Case.parse(text), Found(), Bench(place)
     with small_files():
         found.note(case, bench.try_case(case, bench.course(case.workload)))

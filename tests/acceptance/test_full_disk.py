@@ -294,6 +294,7 @@ for name in ("spark.local.dir", "spark.sql.warehouse.dir"):
     builder = builder.config(name, str(elsewhere / name))
 for name in ("spark.driver.host", "spark.driver.bindAddress"):
     builder = builder.config(name, "127.0.0.1")
+builder = builder.config("spark.python.authenticate.socketTimeout", "5m")
 spark = builder.config("spark.sql.shuffle.partitions", "1").getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 source = kafkalog.open(elsewhere / "log")

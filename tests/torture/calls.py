@@ -22,7 +22,7 @@ from tests.torture.memory import elsewhere
 from tests.torture.recorder import Recorder
 from tests.torture.recording import booted
 
-__all__ = ["KINDS", "READS", "Calls", "CutReader", "Disturbed"]
+__all__ = ["KINDS", "READS", "Calls", "CutReader", "DiedError", "Disturbed"]
 
 STAYS: Final = "+"
 SHORT: Final = "SHORT"
@@ -61,17 +61,40 @@ _AROUND: Final = frozenset({"genericpath", "posixpath", "pathlib", "glob", "os"}
 """Modules through which the library makes calls; others, as of the tests, make their own."""
 
 
-class Calls:
-    """A hook that counts the calls below the root, and lets the n-th fail; 0 for none."""
+class DiedError(BaseException):
+    """The process is dead: no call of it is done any more."""
 
-    def __init__(self, n: int = 0, kind: str = "") -> None:
+
+class Calls:
+    """A hook that counts the calls below the root, and lets the n-th fail; 0 for none.
+
+    The process dies before the call number `death`; 0 for none.
+    """
+
+    def __init__(self, n: int = 0, kind: str = "", death: int = 0) -> None:
         self.names: list[str] = []
         self.is_armed = False
+        self.has_died = False
         self.failed: list[str] = []
         """The calls that failed, with what they were about."""
         self._n = n
         self._kind = kind.removesuffix(STAYS)
         self._stays = kind.endswith(STAYS)
+        self._death = death
+
+    @contextlib.contextmanager
+    def dying(self, death: int) -> Iterator[None]:
+        """Let a process do what it does in this block, and die before that call."""
+        mine = vars(self).copy()
+        vars(self).update(vars(Calls(death=death)))
+        self.is_armed = True
+        try:
+            yield
+        except (Exception, DiedError):
+            if not self.has_died:
+                raise
+        finally:
+            vars(self).update(mine)
 
     def __call__(self, call: str, arguments: tuple[Any, ...]) -> int | None:
         """Count a call; raises OSError where it is to fail, returns how much it may write."""
@@ -80,6 +103,9 @@ class Calls:
         if call == "open" and arguments[1] & os.O_CREAT and not os.path.exists(arguments[0]):
             call = "create"
         self.names.append(call)
+        if self._death and len(self.names) >= self._death:
+            self.has_died = True
+            raise DiedError
         is_chosen = len(self.names) == self._n
         goes_on = self._stays and len(self.names) > self._n and self._kind + STAYS in KINDS[call]
         if not (is_chosen or goes_on):

@@ -25,6 +25,7 @@ __all__ = ["PROGRAMS", "UNASKED", "Result", "Results", "machine"]
 PROGRAMS: Final = (
     "crash_states",
     "failed_calls",
+    "full_disk",
     "store_requests",
     "power_cuts",
     "kills",
@@ -33,6 +34,9 @@ PROGRAMS: Final = (
     "fuzz",
     "model",
 )
+NOT_RUN_IN_FULL: Final = ("full_disk", "store_requests")
+"""The programs that may be on the page without counts, as no full run has ended yet. A full run
+ends with counts, and its program leaves this list."""
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""
 _HERE: Final = Path(__file__).resolve().parent
@@ -250,11 +254,18 @@ _NOT_PROVED: Final = (
     "ext4 is the one file system whose power cuts were tried, without its fast commits. Those of "
     "`crash_states` hold for any file system that keeps what POSIX promises.",
     "Faults that meet are tried in these pairs: a death and a power cut, two deaths and a power "
-    "cut, a failing call and the death after it, a death and a stopped process of a store. Other "
-    "pairs are not tried.",
+    "cut, a failing call and a death in either order, a failed sync and a power cut, a death and a "
+    "stopped process of a store. Other pairs are not tried.",
     "A store in memory answers `store_requests`. Commits and micro-batches were also tried with a "
     "server that speaks S3, and no cloud's own service.",
     "The moments of `kills` and `spark_kills` are those of a real clock, so no run may meet a "
     "fault that needs an exact place.",
+    "A commit trusts the segments that its process left open, as long as their inodes, sizes, "
+    "state and configs are the same. Bytes that somebody changes there in place, past the locks, "
+    "are not noticed by a commit. A read meets the checksum; `kafkalog verify` names the place.",
+    "A read with `view=latest` trusts the first dirty offset that our own cleaner has recorded. It "
+    "reads a log that is clean up to there once, and compares no keys.",
+    "A full disk is tried with an upsert into SQLite, whose tables are files of the same host. A "
+    "database server's full disk is that server's matter: its error fails the micro-batch.",
     "Fuzzing shows faults, and never that there are none.",
 )

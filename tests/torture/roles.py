@@ -6,6 +6,7 @@ be found, is the `oracle`'s.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
@@ -54,6 +55,8 @@ SEGMENT_RUN_SIZE: Final = 12 << 10
 TINY: Final = 24 * 40
 """Bytes for 36 keys: a cleaning has more, and spills or goes in rounds."""
 _IDLE_S: Final = 20
+_BUSY_STATES: Final = "RD"
+"""Running or runnable; asleep until the disk has answered: as Linux names them."""
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -89,6 +92,14 @@ class Process:
         if self._reap(os.WNOHANG):
             self.check()
             return True
+        return False
+
+    def is_busy(self) -> bool:
+        """Tell whether a thread of it works, or waits for a processor or the disk."""
+        for stat in Path(f"/proc/{self.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):  # the thread has ended
+                if stat.read_text().rpartition(") ")[2][0] in _BUSY_STATES:
+                    return True
         return False
 
     def kill(self) -> bool:

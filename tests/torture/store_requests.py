@@ -41,7 +41,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import StorageError, UnknownTopicError
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
@@ -216,6 +216,9 @@ class _Trial:
             self._is_dead = True
         except StorageError:
             pass
+        except UnknownTopicError:  # another process has deleted a topic under it, and it says so
+            if (self._case.fault, self._case.pair.other) != (Fault.STOPPED, "delete_topic"):
+                raise
         finally:
             self.requests.is_armed = False
         if self._case.fault is Fault.STOPPED:

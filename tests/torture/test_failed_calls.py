@@ -16,9 +16,9 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import memory
-from tests.torture.calls import READS, Calls, Disturbed
-from tests.torture.failed_calls import Plan, cases
-from tests.torture.trial import NEW, SAME, Bench, Case, Workload
+from tests.torture.calls import READS, Calls, DiedError, Disturbed
+from tests.torture.failed_calls import Deaths, Plan, after_death, cases, followed_by_death
+from tests.torture.trial import DEAD, NEW, SAME, Bench, Case, Workload
 from tests.torture.workloads import small_files
 
 SYNCS = ("fsync", "fdatasync")
@@ -250,6 +250,86 @@ def test_cases_name_each_call_and_fit_it() -> None:
     assert len(cases(replace(plan, most=2), names, 1)) == 2
     assert str(everything[0]) == "clean+topic@lz4:1:EIO:" + everything[0].who
     assert Case.parse(str(everything[0])) == everything[0]
+
+
+@pytest.mark.parametrize("workload", ["append@plain", "commit@relaxed", "clean@lz4"])
+def test_a_process_that_dies_after_a_call_has_failed_is_survived(
+    tmp_path: Path, workload: str
+) -> None:
+    chosen, bench = Workload.parse(workload), Bench(tmp_path)
+    course = bench.course(chosen)
+    plan = Plan(chosen, deaths=Deaths(after=6))
+    tried = [bench.try_case(case, course) for case in followed_by_death(plan, course.calls, seed=1)]
+    assert [each.faults for each in tried if each.faults] == []
+    assert "DiedError" in {each.raised for each in tried if each.has_fired}
+
+
+@pytest.mark.parametrize("workload", ["append@plain", "topic@full", "release_adopt@plain"])
+def test_a_call_that_fails_after_a_process_has_died_is_survived(
+    tmp_path: Path, workload: str
+) -> None:
+    chosen, bench = Workload.parse(workload), Bench(tmp_path)
+    course = bench.course(chosen)
+    plan = Plan(chosen, deaths=Deaths(before=2, of_each=3))
+    fired = 0
+    for below in after_death(plan, course.calls, seed=1):
+        of_next = bench.course(below.workload, course)
+        for case in cases(below, of_next.calls, 1):
+            tried = bench.try_case(case, of_next)
+            assert tried.faults == []
+            fired += tried.has_fired
+    assert fired >= 3
+
+
+def test_a_death_takes_the_process_before_its_call_and_all_later_ones(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"data")
+    calls = Calls(1, "EIO", death=2)
+    with Disturbed(tmp_path, calls):
+        fd = files.open_to_write(tmp_path / "a")
+        with calls.dying(2):
+            files.write_at(fd, b"one", 0)
+            files.write_at(fd, b"two", 0)
+        assert (calls.names, calls.failed, calls.has_died) == ([], [], False)
+        calls.is_armed = True
+        with pytest.raises(OSError, match="Input/output error"):
+            files.write_at(fd, b"three", 0)
+        for _ in range(2):
+            with pytest.raises(DiedError):
+                files.write_at(fd, b"four", 0)
+        calls.is_armed = False
+        os.close(fd)
+    assert calls.has_died and len(calls.failed) == 1
+    assert (tmp_path / "a").read_bytes() == b"onea"
+
+
+@pytest.mark.parametrize(("death", "who"), [(0, f"{DEAD}1"), (9, SAME)])
+def test_what_the_next_process_does_not_sync_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, death: int, who: str
+) -> None:
+    chosen, bench = Workload(("append",), death=death), Bench(tmp_path)
+    course = bench.course(chosen)
+    monkeypatch.setattr(files, "sync_file", lambda _: None)
+    for n in range(1, len(course.calls)):
+        if found := bench.try_case(Case(chosen, n, "EIO", who), course).faults:
+            break
+    assert any("power cut" in fault for fault in found), found
+
+
+def test_cases_with_deaths_are_read_by_their_names() -> None:
+    case = Case(Workload(("append",), "lz4", death=7), 3, "EIO", SAME)
+    assert str(case) == "append@lz4!7:3:EIO:same" and Case.parse(str(case)) == case
+    assert case.death == 0
+    case = Case(Workload(("append", "clean")), 3, "EIO", f"{DEAD}5")
+    assert str(case) == "append+clean@plain:3:EIO:dead5" and Case.parse(str(case)) == case
+    assert case.death == 8
+
+
+def test_a_process_dies_once_it_has_changed_something() -> None:
+    names = ["open", "pread", "pwrite", "fsync", "open"]
+    plan = Plan(Workload.parse("append"), deaths=Deaths(after=9, before=9))
+    assert {below.workload.death for below in after_death(plan, names, 1)} == {4, 5}
+    assert {case.n for case in followed_by_death(plan, names, 1)} == {3, 4}
+    assert not [*after_death(plan, [], 1), *followed_by_death(plan, [], 1)]
 
 
 def test_the_name_of_an_emptied_segment_is_synced(tmp_path: Path) -> None:

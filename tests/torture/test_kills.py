@@ -84,7 +84,40 @@ def test_a_child_that_keeps_the_locks_of_its_parent_is_found_out(
 def test_a_log_that_stands_still_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roles.Writer, "run", lambda *_: time.sleep(600))
     monkeypatch.setattr(kills, "STUCK_S", 0.5)
-    assert "nothing was committed for 0.5 s" in violation_of(outcomes([0], 25))
+    told = violation_of(outcomes([0], 25))
+    assert "nothing was committed for 0.5 s, and all processes slept" in told
+
+
+def test_a_log_whose_processes_wait_for_a_processor_does_not_stand_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roles.Process, "is_busy", lambda _: True)
+    monkeypatch.setattr(kills, "STUCK_S", 0.0)
+    assert [outcome.violation for outcome in outcomes([0], 15)] == [None]
+
+
+def test_a_log_whose_processes_go_round_in_circles_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(roles.Writer, "run", circle)
+    monkeypatch.setattr(kills, "STUCK_S", 5.0)
+    monkeypatch.setattr(kills, "CIRCLES_S", 0.5)
+    told = violation_of(outcomes([0], 25))
+    assert "nothing was committed for 0.5 s, and processes were busy" in told
+
+
+def test_only_a_process_that_sleeps_is_not_busy(tmp_path: Path) -> None:
+    asleep = roles.Process(lambda: time.sleep(600), tmp_path / "asleep.fault")
+    busy = roles.Process(circle, tmp_path / "busy.fault")
+    try:
+        deadline_s = time.monotonic() + 60
+        while (asleep.is_busy(), busy.is_busy()) != (False, True):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+    finally:
+        asleep.kill()
+        busy.kill()
+    assert not busy.is_busy()
 
 
 def test_retention_that_takes_too_much_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +161,12 @@ def test_only_the_kill_of_a_living_process_counts(tmp_path: Path) -> None:
     assert not dead.kill()
     with pytest.raises(Wrong, match="dead: a process ended with status 0"):
         dead.check()
+
+
+def circle(*_: Any) -> None:
+    """Work for ever, and get nowhere."""
+    while True:
+        pass
 
 
 def violation_of(found: list[Outcome]) -> str:

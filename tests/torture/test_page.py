@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.torture import Count, Tally, __main__, page
-from tests.torture.page import PROGRAMS, Results
+from tests.torture.page import NOT_RUN_IN_FULL, PROGRAMS, Results
 
 MACHINE = {"date": "2026-01-01", "commit": "abc"}
 
@@ -113,7 +113,8 @@ def test_what_went_wrong_and_what_was_skipped_is_told_in_the_end(
 
 def test_the_page_tells_of_full_runs_without_a_violation() -> None:
     results = Results.load()
-    assert {*(result.program for result in results)} <= {*PROGRAMS}
+    counted = [result.program for result in results]
+    assert counted == [name for name in PROGRAMS if name not in NOT_RUN_IN_FULL]
     for result in results:
         for count in (Count(**told) for told in result.counts):
             assert (count.violations, count.is_enough) == (0, True), count

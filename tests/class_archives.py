@@ -36,8 +36,9 @@ _ENDS_S: Final = 600
 
 
 def options(archive: Path) -> list[str]:
-    """Return the options by which a JVM takes an archive; none if there is no such archive."""
-    return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if archive.exists() else []
+    """Return the options by which a JVM takes an archive; none if it could not be made."""
+    is_made = archive.exists() and archive.stat().st_size > 0
+    return [f"-XX:SharedArchiveFile={archive}", *_QUIET] if is_made else []
 
 
 def _made(archive: Path) -> str:

@@ -1,6 +1,6 @@
 """How fast a log in an object store is cleaned, and how much memory it takes.
 
-    python -m bench.store_clean [--quick] [--json] [--path DIR] [--rounds N] [--keys N]
+    python -m bench.store_clean [--json] [--quick] [--path DIR] [--rounds N] [--keys N]
 
 Records of 100 bytes whose keys are overwritten (bench/overwritten.py), in a log in an object store
 (versitygw on the loopback, on the same disk), and the same in a log directory, the peer. Segments

@@ -27,7 +27,7 @@ from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, host
+from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
@@ -247,7 +247,7 @@ class ScratchPartition:
 
         Raises StorageError, OSError.
         """
-        host.give_back_memory()
+        c_library.give_back_memory()
         segments = list_segments(self.directory)
         with contextlib.closing(GapFile(self.directory / layout.GAPS)) as gaps:
             replaced = {name for name, _ in self.sources}

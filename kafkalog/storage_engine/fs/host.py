@@ -10,19 +10,19 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from kafkalog.storage_engine.fs import mac
+from kafkalog.storage_engine.fs import c_library
 
 
 @functools.cache
 def boot_id() -> str:
     """Name this boot of this host: unsynced bytes survive exactly as long as it lasts."""
-    return _text(Path("/proc/sys/kernel/random/boot_id")).strip() or mac.boot_session()
+    return _text(Path("/proc/sys/kernel/random/boot_id")).strip() or c_library.boot_session()
 
 
 @functools.cache
 def host_id() -> str:
     """Name this host."""
-    return _text(Path("/etc/machine-id")).strip() or mac.host_uuid() or os.uname().nodename
+    return _text(Path("/etc/machine-id")).strip() or c_library.host_uuid() or os.uname().nodename
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
@@ -34,18 +34,6 @@ def memory_limit(root: Path = Path("/")) -> int | None:
     if limit is None or limit >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         return None
     return limit
-
-
-def give_back_memory() -> None:
-    """Give the host back what this process has freed; glibc alone has such a call.
-
-    The threads of a client of an object store leave some MiB each to nobody.
-    """
-    import ctypes
-
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _group_limits(root: Path) -> Iterator[int]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, host
+from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.extent_bytes import stamp
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError
@@ -118,7 +118,7 @@ def regroup(
             with files.disk_faults(directory):
                 work = _Regrouping(log.client, state, directory, pool, outputs)
                 work.fetch(inputs)
-                host.give_back_memory()
+                c_library.give_back_memory()
                 work.write(inputs, check_abort)
             is_done = log.swap(inputs, outputs, now_ms=now_ms)
         except Exception as fault:
@@ -127,7 +127,7 @@ def regroup(
                 raise
             is_done = False
         log.discard_segments(outputs)  # those that were left out, or all
-    host.give_back_memory()
+    c_library.give_back_memory()
     return Regrouped(len(inputs), size, len(outputs), is_lost=not is_done)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.fs import file_system, files, locks, mac
+from kafkalog.storage_engine.fs import c_library, file_system, files, locks
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
 from tests.unit.storage_engine.test_files import answer, broker, stop
@@ -161,13 +161,13 @@ def test_a_mac_names_its_boot_and_its_hardware(monkeypatch: pytest.MonkeyPatch) 
 
     library = SimpleNamespace(sysctlbyname=sysctlbyname, gethostuuid=gethostuuid)
     monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
-    assert mac.boot_session() == mac.host_uuid() == str(number)
+    assert c_library.boot_session() == c_library.host_uuid() == str(number)
     library.sysctlbyname = library.gethostuuid = lambda *_: -1
-    assert mac.boot_session() == mac.host_uuid() == ""
+    assert c_library.boot_session() == c_library.host_uuid() == ""
 
 
 def test_a_system_that_is_no_mac_has_no_name_of_a_mac() -> None:
-    assert mac.boot_session() == mac.host_uuid() == ""
+    assert c_library.boot_session() == c_library.host_uuid() == ""
 
 
 def test_the_import_says_on_windows_what_to_do() -> None:

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +77,7 @@ def run_piece(piece: Piece) -> tuple[dict[str, int], list[Finding]]:
             ]
         if not left:
             break
-        died = _death(piece, status, complaint)
+        died = _death(piece, left, status, complaint)
         name, count = died[0].target, died[1]
         findings.append(died[0])
         executions[name] = executions.get(name, 0) + count
@@ -120,13 +120,16 @@ def _run_child(piece: Piece, names: list[str]) -> tuple[int, list[dict[str, Any]
     return child.returncode, lines, complaint
 
 
-def _death(piece: Piece, status: int, complaint: str) -> tuple[Finding, int]:
+def _death(piece: Piece, left: Sequence[str], status: int, complaint: str) -> tuple[Finding, int]:
     """Return the finding of a process that has died, and its executions of that target."""
     in_flight = piece.directory / "in-flight"
     name, executions, data = InFlight.read(in_flight) if in_flight.exists() else ("", 0, b"")
-    if status >= 0 or name not in piece.targets:
+    if status >= 0 or name not in left:
         # No input did this: the harness does not work, which no count may hide.
-        raise RuntimeError(f"a child of {piece.engine} ended with {status}:\n{complaint[-3000:]}")
+        raise RuntimeError(
+            f"a child of {piece.engine} ended with {status} before an input of {left[0]}:\n"
+            f"{complaint[-3000:]}"
+        )
     word = signal.Signals(-status).name
     path = piece.directory / "found" / name / f"{word}-{hashlib.sha256(data).hexdigest()[:8]}"
     path.parent.mkdir(parents=True, exist_ok=True)

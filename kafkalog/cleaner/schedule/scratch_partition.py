@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -181,7 +182,8 @@ class ScratchPartition:
         """Fetch a side object into a file for a time, as its key index may be large."""
         name = layout.stored_side(placed.object_name)
         size = self._state.objects[placed.object_name].side_size
-        path = self._path(placed.extent, layout.STORED_SIDE)
+        # Extents of a damaged state may have one base offset: a mapped file is never another's.
+        path = self.directory / f"{secrets.token_hex(8)}{layout.STORED_SIDE}"
         _write(path, self._client.pieces(name, size))
         try:
             with files.mapped(path) as data:

@@ -52,7 +52,7 @@ _FILES: Final = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
 _REQUESTS: Final = 4
 """Objects that are fetched side by side, in pieces."""
 _WRITES: Final = 2
-"""Segments that are written side by side: what a key filter needs of memory is there for each."""
+"""Segments that are written side by side: each has its key filter in memory."""
 
 
 class ScratchPartition:
@@ -198,10 +198,7 @@ class ScratchPartition:
         if log in self._brought:
             return
         with files.closing(files.open_to_write(log)) as fd:
-            position = 0
-            for piece in self._client.pieces(name, extent.size):
-                files.write_at(fd, piece, position)
-                position += len(piece)
+            files.write_pieces(fd, self._client.pieces(name, extent.size))
         files.set_times(log, _modified_ns(extent))
         self._brought.add(log)
 
@@ -328,10 +325,7 @@ class ScratchPartition:
 def _write(path: Path, pieces: Iterable[Buffer]) -> None:
     """Write a file of some pieces."""
     with files.closing(files.open_empty(path)) as fd:
-        position = 0
-        for piece in pieces:
-            files.write_at(fd, piece, position)
-            position += len(piece)
+        files.write_pieces(fd, pieces)
 
 
 def _modified_ns(extent: Extent) -> int:

@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
@@ -449,6 +449,14 @@ def create(path: Path, data: Buffer = b"") -> None:
         if data:
             write_at(fd, data, 0)
             sync_file(fd)
+
+
+def write_pieces(fd: int, pieces: Iterable[Buffer]) -> None:
+    """Write pieces one after the other, from the beginning of an open file; no sync."""
+    position = 0
+    for piece in pieces:
+        write_at(fd, piece, position)
+        position += len(piece)
 
 
 def write_atomically(path: Path, data: Buffer, *, temporary_name: str = "") -> None:

@@ -182,10 +182,7 @@ class _Regrouping:
 
     def _fetch(self, name: str) -> None:
         with files.closing(files.open_empty(self._inputs[name])) as fd:
-            position = 0
-            for piece in self._client.pieces(name, self._state.objects[name].size):
-                files.write_at(fd, piece, position)
-                position += len(piece)
+            files.write_pieces(fd, self._client.pieces(name, self._state.objects[name].size))
 
     def write(self, inputs: Sequence[str], check_abort: Callable[[], None]) -> None:
         """Write the segments of all partitions that have records in the inputs."""

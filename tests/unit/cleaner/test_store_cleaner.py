@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule import store_manager
-from kafkalog.cleaner.schedule.scratch_partition import NOTES
+from kafkalog.cleaner.schedule.scratch_partition import NOTES, ScratchPartition
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.cli import clean as clean_verb
@@ -634,3 +635,18 @@ def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
     log.change(lambda draft: draft.set_cleaned(topic_id, 0, cleaned), now_ms=NOW_MS)
     assert [stats.error for stats in run(log)] == [None]
     assert records(log) == expected
+
+
+def test_extents_of_one_base_offset_map_no_file_of_each_other(
+    log: ObjectLog, tmp_path: Path
+) -> None:
+    """A mapped file that is written again ends the process by SIGBUS: fuzz found it."""
+    log.create_topic("t", config=CHANGING)
+    fill(log)
+    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    scratch = ScratchPartition(tmp_path / "log", log.client, log.store_state(), "t", 0)
+    (placed,) = scratch.sources
+    with contextlib.closing(scratch), scratch._side(placed) as one, scratch._side(placed) as other:
+        assert len([*scratch.directory.glob(f"*{layout.STORED_SIDE}")]) == 2
+        assert one.section(layout.INDEX) == other.section(layout.INDEX)
+    assert not [*scratch.directory.glob(f"*{layout.STORED_SIDE}")]

@@ -7,6 +7,7 @@ those that the programs gave before, and the page and its charts are made from t
 can be measured again alone. What is written is complete: a program that lacks its peer is broken
 then. With --quick inputs are small, two processes run at a time, none for more than ten minutes,
 those with Spark together in one, and what is printed is no measurement: it shows that they work.
+Unless it is named, cold_start runs on one day and idle, made of the same processes, on the next.
 One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs too.
 """
 
@@ -29,10 +30,13 @@ from typing import Any, Final
 
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path, machine
 from tests import class_archives
+from tests.day import todays
 
 QUICK_LIMIT_S: Final = 600
 LAST_WORDS_S: Final = 30
 """What a program has to end its brokers and remove its files."""
+ALIKE: Final = ("cold_start", "idle")
+"""Programs that start the same processes, each with a Spark of its own: a quick run has one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     options = parser.parse_args(arguments)
-    names = options.programs or list(PROGRAMS)
+    today = todays(ALIKE, 2) if options.quick else ALIKE
+    names = options.programs or [name for name in PROGRAMS if name in today or name not in ALIKE]
     unknown = sorted({*names} - {*PROGRAMS})
     if unknown:
         parser.error(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")

@@ -1,7 +1,7 @@
 """A log that one process writes, one cleans (and is killed at it), one reads: nothing goes wrong.
 
 KAFKALOG_SEED repeats the records and the choice of moments, KAFKALOG_SECONDS sets how long at
-the least (20).
+the least (10).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fix
 
 pytestmark = pytest.mark.slow
 PARTITIONS = 4
-SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "20"))
+SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "10"))
 KILLS_MIN = 2
 COMMITS_MIN = 100
 """A machine that needs longer for so many gets it."""

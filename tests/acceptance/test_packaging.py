@@ -207,6 +207,12 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def copy_uncompiled(sources: Path, place: Path) -> None:
+    """Copy sources without what gcc made of them; what Cython made stays, if it has run."""
+    compiled = ("lib.*", "temp.*", "bdist.*", "*.so", "*.egg-info")
+    shutil.copytree(sources, place, ignore=shutil.ignore_patterns(*compiled))
+
+
 @pytest.fixture(scope="module")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make an environment of the wheel and what it asks for, from the index; return its place."""
@@ -372,7 +378,7 @@ def test_without_a_compiler_the_installation_succeeds_and_the_kernels_are_python
     sources: Path, bare: Path, tmp_path: Path
 ) -> None:
     place = tmp_path / "sources"
-    shutil.copytree(sources, place, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    copy_uncompiled(sources, place)
     environment = clean_environment(tmp_path / "venv", bare, Path(sys.prefix))
     wanted = ("--no-deps", "--no-build-isolation", str(place))
     install(environment, *wanted, CC=NO_COMPILER)
@@ -386,7 +392,7 @@ def test_without_a_compiler_the_installation_succeeds_and_the_kernels_are_python
 
 def test_a_compiler_that_is_required_and_missing_is_an_error(sources: Path, tmp_path: Path) -> None:
     place = tmp_path / "sources"
-    shutil.copytree(sources, place, ignore=shutil.ignore_patterns("build", "*.so", "*.egg-info"))
+    copy_uncompiled(sources, place)
     environment = clean_environment(tmp_path / "venv", Path(sys.prefix))
     with pytest.raises(AssertionError, match="nowhere/gcc"):
         install(
@@ -397,7 +403,12 @@ def test_a_compiler_that_is_required_and_missing_is_an_error(sources: Path, tmp_
 
 
 @pytest.mark.spark
-def test_spark_finds_the_format_of_an_editable_install(sources: Path, tmp_path: Path) -> None:
+def test_spark_finds_the_format_of_an_editable_install(
+    sources: Path, wheel: Path, tmp_path: Path
+) -> None:
+    with zipfile.ZipFile(wheel) as archive:  # compiled already, as where somebody develops
+        kernels = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(sources, kernels)
     environment = clean_environment(tmp_path / "venv", Path(sys.prefix))
     install(environment, "--no-deps", "--no-build-isolation", "--editable", str(sources))
     own = python(environment)

@@ -1,7 +1,7 @@
 """Eight writers on two hosts that share nothing but an object store, with readers and a stream.
 
 The hosts are network namespaces. Writers are killed and go on from what the log knows of them.
-KAFKALOG_SECONDS is how long it takes (10; `make store-test`: 600), and until each writer has
+KAFKALOG_SECONDS is how long it takes (5; `make store-test`: 600), and until each writer has
 committed two micro-batches. KAFKALOG_SEED repeats the draw.
 """
 
@@ -31,7 +31,7 @@ from tests.object_store_proxy import StoreProxy
 from tests.object_store_server import BUCKET, StoreServer
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "10"))
+SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "5"))
 HOSTS = 2
 WRITERS = 8
 PARTITIONS = 3

@@ -40,7 +40,7 @@ from tests.day import todays
 
 pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
 
-NAMES = [*CASES] if IS_FULL else todays(CASES, 3)
+NAMES = [*CASES] if IS_FULL else todays(CASES, 5)
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _SETTINGS = {"replica.high.watermark.checkpoint.interval.ms": "100"}
 _BEFORE_ANY_TASK = {"AnalysisException", "IllegalArgumentException"}

@@ -36,9 +36,9 @@ HALF_WAY = "limited_offsets"
 IS_FULL = os.environ.get("KAFKALOG_TWIN") == "full"
 PAIRS = [(name, way) for way in (BROKER, OURS) for name in JOBS]
 if not IS_FULL:  # each takes seconds; all of HALF_WAY, whose checkpoints change hands
-    PAIRS = [*dict.fromkeys((*todays(PAIRS, 3), (HALF_WAY, BROKER), (HALF_WAY, OURS)))]
+    PAIRS = [*dict.fromkeys((*todays(PAIRS, 5), (HALF_WAY, BROKER), (HALF_WAY, OURS)))]
 """The jobs that run, and on whose directory."""
-MISTAKES = [*CASES] if IS_FULL else todays(CASES, 3)
+MISTAKES = [*CASES] if IS_FULL else todays(CASES, 5)
 STREAMS = [(name, way) for name, way in PAIRS if JOBS[name].is_stream]
 _SETTINGS = {
     "replica.high.watermark.checkpoint.interval.ms": "100",

@@ -56,7 +56,7 @@ from tests.torture.workers import Workers
 from tests.torture.workloads import OPERATIONS, VARIANTS, prepare, random_sequences, sequences
 
 TARGET: Final = 200_000
-_QUICK: Final = 450
+_QUICK: Final = 220
 _LONG: Final = range(8, 21)
 _LONGS: Final = 20
 """Workloads of each of those lengths."""

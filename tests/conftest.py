@@ -47,7 +47,7 @@ if not os.environ.get("KAFKALOG_TEST_PATH"):
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
-from tests.day import DAY  # noqa: E402
+from tests.day import TOLD  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
 from tests.log_place import TEST_PATH, delete_logs  # noqa: E402
 from tests.object_store_server import (  # noqa: E402 - fixtures
@@ -79,7 +79,7 @@ def pytest_configure() -> None:
 
 def pytest_report_header() -> str:
     """Say which day's part of the long lists of cases runs."""
-    return f"KAFKALOG_DAY={DAY}"
+    return f"KAFKALOG_DAY={TOLD}"
 
 
 @pytest.hookimpl(tryfirst=True)

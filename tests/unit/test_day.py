@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.day import DAY, DEATHS_DAYS, acts_of_today, todays
+from tests.day import DAY, acts_of_today, todays
 
 
 @pytest.mark.parametrize("days", [1, 2, 3, 6])
@@ -24,8 +24,20 @@ def test_each_day_has_some_cases_of_a_list_that_is_long_enough() -> None:
 
 
 def test_in_some_days_each_act_has_its_turn() -> None:
-    turns = [acts_of_today(day)[:100] for day in range(DAY, DAY + DEATHS_DAYS)]
-    assert sorted(act for turn in turns for act in turn) == [*range(1, 100 * DEATHS_DAYS + 1)]
+    turns = [acts_of_today(day)[:100] for day in range(DAY, DAY + 3)]
+    assert sorted(act for turn in turns for act in turn) == [*range(1, 301)]
+
+
+def test_every_case_runs_if_that_is_asked_for() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "from tests.day import *; print(todays('abcd', 3), DAY)"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "KAFKALOG_DAY": "every"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout == "['a', 'b', 'c', 'd'] 0\n"
 
 
 def test_the_processes_of_a_run_have_the_same_day() -> None:

@@ -25,7 +25,7 @@ from kafkalog.sink import Append
 from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
-from tests.day import DAY, todays
+from tests.day import DAY, IS_EVERY, todays
 
 __all__ = ["CELLS", "LOCAL_CELLS", "RUNS", "SERVER_CELLS", "SETTINGS", "patiently", "run_cell"]
 
@@ -567,7 +567,7 @@ def view(at: Place) -> None:
         kept.stop()
 
 
-IS_FULL = os.environ.get("KAFKALOG_CONNECT") == "full"
+IS_FULL = IS_EVERY or os.environ.get("KAFKALOG_CONNECT") == "full"
 LOCAL_CELLS = [*CELLS] if IS_FULL else todays(CELLS, 3, DAY // 2) * (DAY % 2 == 0)
 """What runs on a server that the client's process starts: a third every other day, or all."""
 SERVER_CELLS = [*CELLS] if IS_FULL else todays(CELLS, 3, DAY // 2) * (DAY % 2)

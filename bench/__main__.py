@@ -7,7 +7,7 @@ those that the programs gave before, and the page and its charts are made from t
 can be measured again alone. What is written is complete: a program that lacks its peer is broken
 then. With --quick inputs are small, two processes run at a time, none for more than ten minutes,
 those with Spark together in one, and what is printed is no measurement: it shows that they work.
-Unless it is named, cold_start runs on one day and idle, made of the same processes, on the next.
+Unless programs are named, half of them run on one day and the others on the next.
 One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs too.
 """
 
@@ -35,8 +35,6 @@ from tests.day import todays
 QUICK_LIMIT_S: Final = 600
 LAST_WORDS_S: Final = 30
 """What a program has to end its brokers and remove its files."""
-ALIKE: Final = ("cold_start", "idle")
-"""Programs that start the same processes, each with a Spark of its own: a quick run has one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     options = parser.parse_args(arguments)
-    today = todays(ALIKE, 2) if options.quick else ALIKE
-    names = options.programs or [name for name in PROGRAMS if name in today or name not in ALIKE]
+    names = options.programs or (quick_ones() if options.quick else list(PROGRAMS))
     unknown = sorted({*names} - {*PROGRAMS})
     if unknown:
         parser.error(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
@@ -75,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"=== {len(names)} programs: {seconds} s", file=sys.stderr, flush=True)
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")
+
+
+def quick_ones() -> list[str]:
+    """Return the half of the day: of the programs with a shared Spark, and of the others."""
+    others = [name for name in PROGRAMS if name not in WITH_SPARK]
+    today = {*todays(WITH_SPARK, 2), *todays(others, 2)}
+    return [name for name in PROGRAMS if name in today]
 
 
 def grouped(names: Sequence[str]) -> list[list[str]]:

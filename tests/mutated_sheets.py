@@ -2,6 +2,7 @@
 
     python -m tests.mutated_sheets [SHEET:FUNCTION.LOCAL...]
 
+Without a name, half of `MUTANTS`, the others on the next day; KAFKALOG_DAY=every takes all of them.
 The locals of `MUTANTS` hold numbers above 2^31 in tests. Most others hold them only for arrays of
 more than 2 GiB: for all of them, test_sheets.py compares the type itself.
 """
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests import kernel_builds
+from tests.day import todays
 
 MUTANTS: Final = (
     "cleaner/dedup/kernels:hash_keys.size",
@@ -72,12 +74,12 @@ def copy_compiled(tree: Path) -> None:
 
 
 def main() -> None:
-    """Try the mutants that are named, or all; exit with 1 when one is not caught."""
+    """Try the mutants that are named, or those of the day; exit with 1 when one is not caught."""
     tree = kernel_builds.ROOT / "build" / "kernels" / "mutated"
     shutil.rmtree(tree, ignore_errors=True)
     kernel_builds.copy(tree)
     copy_compiled(tree)
-    mutants = sys.argv[1:] or MUTANTS
+    mutants = sys.argv[1:] or todays(MUTANTS, 2)
     missed = 0
     for mutant in mutants:
         caught = is_caught(tree, mutant)

@@ -26,7 +26,7 @@ pytest_plugins = ["pytester"]
 from tests.acceptance.cluster import PATIENCE_S, SMALL_JVM, kill_session  # noqa: E402
 from tests.builders.batch_builder import BatchBuilder, batch  # noqa: E402
 from tests.builders.segment_files import write_segment  # noqa: E402
-from tests.day import todays  # noqa: E402
+from tests.spark import OWN_SPARK  # noqa: E402
 from tests.spark_home import make_spark_home  # noqa: E402
 from tests.unit.cli.conftest import kafkalog  # noqa: E402, F401 - a fixture
 from tests.unit.storage_engine.broker_root import BrokerRoot  # noqa: E402
@@ -51,8 +51,6 @@ def dead_broker(root: Path) -> None:
         tail.write(batch(100, 10).data[:100])
 
 
-OWN_SPARK = todays(["testing", "cluster"], 2)
-"""The guide of the day, of those that start a Spark of their own."""
 PREPARED: dict[str, Callable[[Path], None]] = {"dead-broker": dead_broker}
 GUIDES = ["quick-start", "dead-broker", "ktables", "spark-connect", "erasing"]
 
@@ -140,7 +138,7 @@ def told(text: str) -> list[list[str]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.skipif("testing" not in OWN_SPARK, reason="the guide to a cluster has this day")
+@pytest.mark.skipif("guide to testing" not in OWN_SPARK, reason="it has another day")
 def test_the_guide_to_testing_works_as_written(pytester: pytest.Pytester) -> None:
     """Its blocks are one file of tests, but for those that only show a call."""
     sources = [block.source for block in blocks("testing")]
@@ -166,7 +164,7 @@ END_OF_BLOCK = "--- end of block ---"
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.skipif("cluster" not in OWN_SPARK, reason="the guide to testing has this day")
+@pytest.mark.skipif("guide to a cluster" not in OWN_SPARK, reason="it has another day")
 def test_the_guide_to_a_cluster_works_on_one(tmp_path: Path) -> None:
     """Its blocks are one program, whose executors are processes of their own."""
     found = list(blocks("cluster"))

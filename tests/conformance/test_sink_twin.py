@@ -35,12 +35,17 @@ from tests.conformance.spark_twin_sink_errors import (
 )
 from tests.conformance.spark_twin_sink_session import Said, SinkSession
 from tests.conformance.spark_twin_topics import NOW_MS
-from tests.conformance.test_spark_twin import IS_FULL, listed, parameters
-from tests.day import todays
+from tests.conformance.test_spark_twin import IS_FULL, SINK, TWINS, listed, parameters
+from tests.day import DAY, IS_EVERY, todays
 
-pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(SINK not in TWINS, reason="the source has this day"),
+]
 
-NAMES = [*CASES] if IS_FULL else todays(CASES, 5)
+NAMES = [*CASES] if IS_FULL or IS_EVERY else todays(CASES, 3, DAY // 2)
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _SETTINGS = {"replica.high.watermark.checkpoint.interval.ms": "100"}
 _BEFORE_ANY_TASK = {"AnalysisException", "IllegalArgumentException"}

@@ -26,19 +26,27 @@ from tests.conformance.spark_twin_errors import CASES
 from tests.conformance.spark_twin_jobs import JOBS, Job
 from tests.conformance.spark_twin_session import Outcome, Query, TwinSession, Ways
 from tests.conformance.spark_twin_topics import LATE, PARTITIONS, TRIMMED, USERS, Rounds
-from tests.day import todays
+from tests.day import DAY, IS_EVERY, todays
 
-pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
+IS_FULL = os.environ.get("KAFKALOG_TWIN") == "full"
+SOURCE, SINK = "source", "sink"
+TWINS = [SOURCE, SINK] if IS_FULL else todays([SOURCE, SINK], 2)
+"""What is compared today: the source here, or the sink in test_sink_twin.py."""
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif(SOURCE not in TWINS, reason="the sink has this day"),
+]
 
 KAFKA, BROKER, OURS = "kafka", "broker", "ours"
 """The connector; kafkalog on the broker's directory; kafkalog on one of its own."""
 HALF_WAY = "limited_offsets"
-IS_FULL = os.environ.get("KAFKALOG_TWIN") == "full"
 PAIRS = [(name, way) for way in (BROKER, OURS) for name in JOBS]
-if not IS_FULL:  # each takes seconds; all of HALF_WAY, whose checkpoints change hands
-    PAIRS = [*dict.fromkeys((*todays(PAIRS, 5), (HALF_WAY, BROKER), (HALF_WAY, OURS)))]
+if not (IS_FULL or IS_EVERY):  # each takes seconds; all of HALF_WAY, whose checkpoints change hands
+    PAIRS = [*dict.fromkeys((*todays(PAIRS, 3, DAY // 2), (HALF_WAY, BROKER), (HALF_WAY, OURS)))]
 """The jobs that run, and on whose directory."""
-MISTAKES = [*CASES] if IS_FULL else todays(CASES, 5)
+MISTAKES = [*CASES] if IS_FULL or IS_EVERY else todays(CASES, 3, DAY // 2)
 STREAMS = [(name, way) for name, way in PAIRS if JOBS[name].is_stream]
 _SETTINGS = {
     "replica.high.watermark.checkpoint.interval.ms": "100",

@@ -45,10 +45,10 @@ demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; A
 test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, on all cores (JOBS); ARGS are pytest's
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
-test-rest: $(READY) ## every test that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
+test-rest: $(READY) ## the tests that `make test` leaves out, of long lists the part of the day, in REST_JOBS (2) processes, each with its own Spark
 	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(ARGS)
 
-test-all: test test-rest ## every test, once
+test-all: test test-rest ## both of them; with KAFKALOG_DAY=every all tests
 
 test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
 	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen -k '$(PLATFORM_CASES)' $(PLATFORM_TESTS) $(ARGS)
@@ -137,7 +137,7 @@ docs: $(READY) ## the documents as a site, in site/; every link is checked
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)
 
-bench-quick: $(READY) $(PEERS) ## the same programs on small inputs, in minutes: they work, and measure nothing
+bench-quick: $(READY) $(PEERS) ## half of the programs, each day the other one, on small inputs: they work, and measure nothing
 	$(BIN)/python -m bench --quick $(ARGS)
 
 clean: ## remove .venv, .peers and every cache

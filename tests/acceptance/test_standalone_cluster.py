@@ -28,9 +28,12 @@ from tests.acceptance.cluster_driver import NEVER
 from tests.acceptance.cluster_straggler import LARGE_ROWS, LATE, TIED
 from tests.acceptance.driver_process import Driver
 from tests.acceptance.independent_reader import read_log
+from tests.day import todays
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 IS_FULL = os.environ.get("KAFKALOG_CLUSTER") == "full"
+STREAMS = ["directory", "store"] if IS_FULL else todays(["directory", "store"], 2)
+"""What the hosts of today's stream share: a directory, or a store (test_store_cluster.py)."""
 BATCHES = 100 if IS_FULL else 15
 RESTARTS = {20: 0, 45: 1, 70: 0} if IS_FULL else {4: 0}
 """With which micro-batch a worker is killed, and which one."""
@@ -126,6 +129,7 @@ def test_what_executors_of_two_hosts_write_they_read(site: Site) -> None:
     assert hosts == set(WORKER_HOSTS)
 
 
+@pytest.mark.skipif("directory" not in STREAMS, reason="test_store_cluster.py has this day")
 def test_a_stream_whose_workers_are_killed_and_restarted_loses_and_doubles_nothing(
     site: Site,
 ) -> None:

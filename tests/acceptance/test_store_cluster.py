@@ -27,9 +27,14 @@ from tests import ROOT
 from tests.acceptance.cluster import WORKER_HOSTS, Cluster, Member, may_isolate, wait_until
 from tests.acceptance.driver_process import Driver
 from tests.acceptance.store_processes import options_of
+from tests.acceptance.test_standalone_cluster import STREAMS
 from tests.object_store_proxy import StoreProxy
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.skipif("store" not in STREAMS, reason="test_standalone_cluster.py has this day"),
+]
 IS_FULL = os.environ.get("KAFKALOG_CLUSTER") == "full"
 BATCHES = 100 if IS_FULL else 12
 WORKER, EXECUTOR, DRIVER = "a worker", "an executor", "the driver"

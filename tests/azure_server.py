@@ -76,7 +76,7 @@ class AzureServer:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(120)
 
     def _create_container(self) -> None:
         """Send the one request that a store's client has no call for, signed by the key."""
@@ -88,7 +88,7 @@ class AzureServer:
         signed = base64.b64encode(hmac.digest(key, text.encode(), hashlib.sha256)).decode()
         headers["Authorization"] = f"SharedKey {self.account}:{signed}"
         headers["Content-Length"] = "0"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             connection.request("PUT", f"{path}?restype=container", headers=headers)
             answer = connection.getresponse()

@@ -87,7 +87,7 @@ class StoreServer:
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(120)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     @property

@@ -220,7 +220,7 @@ class PostgresTarget(Target):
             return dict(all_of(TABLE, ROWS_OF)), known[0][0] if known else -1
 
     def check_remains(self, where: str) -> None:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while query(
             self.upsert.conninfo,
             "SELECT FROM pg_class WHERE relname LIKE 'kafkalog\\_staging%' "

@@ -90,7 +90,7 @@ class DatabaseTables:
 
     def _in_sqlite(self, statement: str) -> list[Any]:
         address = f"file:{self._file}?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=10)) as connection:
+        with closing(sqlite3.connect(address, uri=True, timeout=120)) as connection:
             return connection.execute(statement).fetchall()
 
 

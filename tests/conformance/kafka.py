@@ -228,7 +228,7 @@ class KafkaBroker:
         """Create a topic, and return when its directories are there and its partitions are led."""
         topic = NewTopic(name, partitions, 1, config=dict(config or {}))
         for future in self.admin.create_topics([topic]).values():
-            future.result(30)
+            future.result(120)
         wanted = [f"{name}-{number}" for number in range(partitions)]
         self.wait_until(lambda: all(self.has_directory(directory) for directory in wanted))
         self.wait_until(self._answers)

@@ -57,7 +57,7 @@ class Rounds:
         """Write to all topics, and leave a transaction open with others behind its start."""
         self._write(0)
         for future in self._broker.admin.delete_records([TopicPartition(TRIMMED, 0, 30)]).values():
-            future.result(30)
+            future.result(120)
         self._lingerer.begin()
         self._transfer(self._lingerer, 5, "lingering", partition=1)
         self._lingerer.flush()

@@ -73,7 +73,7 @@ def listed(
     broker: KafkaBroker, specs: dict[Partition, OffsetSpec], level: str = "read_uncommitted"
 ) -> dict[Partition, tuple[int, int, int]]:
     """Ask the broker for offsets, again if it has just started; offset, timestamp, leader epoch."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         try:
             return _listed(broker, specs, level)
@@ -92,9 +92,9 @@ def _listed(
     futures = broker.admin.list_offsets(
         {TopicPartition(*place): spec for place, spec in specs.items()},
         isolation_level=IsolationLevel[level.upper()],
-        request_timeout=30,
+        request_timeout=120,
     )
-    results = {(place.topic, place.partition): f.result(30) for place, f in futures.items()}
+    results = {(place.topic, place.partition): f.result(120) for place, f in futures.items()}
     return {
         place: (
             result.offset,

@@ -318,7 +318,7 @@ def alter(broker: KafkaBroker, topic: str, config: dict[str, str]) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
     for future in broker.admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+        future.result(120)
 
 
 def cleaned_to(broker: KafkaBroker, topic: str) -> int:

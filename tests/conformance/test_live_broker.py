@@ -121,7 +121,7 @@ class Writers:
         request = [TopicPartition(*place, self._draw.choice(offsets))]
         for future in self._broker.admin.delete_records(request).values():
             try:
-                future.result(30)
+                future.result(120)
             except KafkaException as fault:  # an earlier one has gone further
                 if fault.args[0].code() != KafkaError.OFFSET_OUT_OF_RANGE:
                     raise

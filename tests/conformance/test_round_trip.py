@@ -167,7 +167,7 @@ class World:
         ]
         resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
         for future in self.broker.admin.incremental_alter_configs([resource]).values():
-            future.result(30)
+            future.result(120)
 
 
 def sent(records: Sequence[Record]) -> dict[int, Sent]:

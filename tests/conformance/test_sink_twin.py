@@ -103,7 +103,7 @@ def create(broker: KafkaBroker, ours: Path, topics: dict[str, int]) -> None:
     config = {name: {**_FOREVER, **REFUSING.get(name, {})} for name in topics}
     new = [NewTopic(name, count, 1, config=config[name]) for name, count in topics.items()]
     for future in broker.admin.create_topics(new).values():
-        future.result(30)
+        future.result(120)
     places = [f"{name}-{n}" for name, count in topics.items() for n in range(count)]
     broker.wait_until(lambda: all(broker.has_directory(place) for place in places))
     with kafkalog.open(ours) as log:

@@ -166,7 +166,7 @@ def listed(
     for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
         asked = {TopicPartition(topic, number): spec for number in range(count)}
         answers = broker.admin.list_offsets(asked, isolation_level=level)
-        ends.append([answers[place].result(10).offset for place in asked])
+        ends.append([answers[place].result(120).offset for place in asked])
     return list(zip(*ends, strict=True))
 
 

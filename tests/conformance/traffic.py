@@ -131,4 +131,4 @@ class Traffic:
         last = max(max(s.acknowledged[TRIMMED, 0]) for s in self._by_codec)
         request = [TopicPartition(TRIMMED, 0, last * 3 // 5)]
         for future in self._broker.admin.delete_records(request).values():
-            future.result(30)
+            future.result(120)

@@ -63,7 +63,7 @@ def test_a_repository_of_odd_things_ends_identical(tmp_path: Path) -> None:
     assert printed(verify) == ""  # it ends with status 0, and its note is on the standard error
     with subprocess.Popen(ui, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
-        with urllib.request.urlopen(server.stdout.readline().strip(), timeout=30) as page:
+        with urllib.request.urlopen(server.stdout.readline().strip(), timeout=120) as page:
             assert str(log) in page.read().decode()
         server.send_signal(signal.SIGINT)
 

@@ -276,7 +276,7 @@ def test_a_plan_takes_no_lock_unless_a_cleaner_is_at_work(tmp_path: Path) -> Non
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
-    waiting.join(10)
+    waiting.join(120)
     assert not waiting.is_alive()
     assert Plans(engine, 1000).of("t", 0)[0] == at_rest
 
@@ -379,7 +379,7 @@ def test_a_cleaning_that_ends_writes_its_checkpoint_and_one_that_is_aborted_none
     def pause() -> None:
         with abort_and_pause(Engine(tmp_path), "t", 0):
             paused.set()
-            resumed.wait(20)
+            resumed.wait(120)
 
     pauser = threading.Thread(target=pause)
 
@@ -389,7 +389,7 @@ def test_a_cleaning_that_ends_writes_its_checkpoint_and_one_that_is_aborted_none
             eventually(lambda: is_paused(tmp_path / "t-0"))
 
     assert clean_filthiest(engine, now_ms=1000, check_abort=begin) is None
-    assert paused.wait(20)  # in progress, aborted, paused
+    assert paused.wait(120)  # in progress, aborted, paused
     assert (first_dirty(engine), checkpoint(engine)) == (0, {})
     assert is_paused(tmp_path / "t-0")
     resumed.set()

@@ -65,7 +65,7 @@ def test_a_cleaning_at_work_lets_go_and_leaves_the_log_right(tmp_path: Path, n: 
     def pause() -> None:
         with abort_and_pause(Engine(tmp_path), "t", 0):
             paused.set()
-            assert resumed.wait(20)
+            assert resumed.wait(120)
 
     pauser = threading.Thread(target=pause)
 
@@ -75,7 +75,7 @@ def test_a_cleaning_at_work_lets_go_and_leaves_the_log_right(tmp_path: Path, n: 
         assert not paused.is_set()  # it waits for us to let go
 
     assert clean(engine, now_ms=1, check_abort=at_chunk(n, begin)) == []
-    assert paused.wait(20)
+    assert paused.wait(120)
     assert engine.describe("t").partitions[0].first_dirty_offset == 0  # no checkpoint (C122)
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
     assert {6, 7, 8, 9} <= set(offsets(dump(engine)))

@@ -105,7 +105,7 @@ def test_a_topic_that_is_deleted_while_it_is_cleaned_stops_the_cleaner_cleanly(
             eventually(lambda: "t" not in engine.topics())
 
     assert [s.topic for s in clean(engine, now_ms=1, check_abort=check_abort)] == ["u"]
-    deleter.join(10)
+    deleter.join(120)
     assert not (tmp_path / "t-0").exists()
     engine.create_topic("t", 1)
     assert list((tmp_path / "t-0").glob("*.cleaned")) == []

@@ -205,7 +205,7 @@ def test_all_threads_of_a_cleaner_count_in_one_throttler(
         def count(self, size: int) -> None:
             me = threading.get_ident()
             if me not in self.counted:
-                both.wait(20)  # neither is done before the other one has begun
+                both.wait(120)  # neither is done before the other one has begun
             self.counted[me] = self.counted.get(me, 0) + size
             super().count(size)
 

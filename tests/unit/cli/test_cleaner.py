@@ -99,7 +99,7 @@ def test_a_cleaner_process_serves_its_metrics(root: Path) -> None:
         port = re.search(r":(\d+)/metrics", running.stderr.readline())
         assert port is not None
         until_clean(root)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=120) as answer:
             assert "kafkalog_cleaner_cleanings_total 1.0" in answer.read().decode()
         running.terminate()
         assert running.wait(timeout=60) == 0

@@ -279,7 +279,7 @@ def test_no_text_of_a_log_can_end_the_script(log: KafkaLog) -> None:
 
 
 def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=30)
+    connection = http.client.HTTPConnection(HOST, port, timeout=120)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()

@@ -156,7 +156,7 @@ def test_status_tells_whether_a_cleaner_runs_and_what_is_cleaned(
 
     assert cleaner() == (False, [], f"{root}  owner: kafkalog  locks: work  cleaner: none")
     with library.open(root, cleaner=CleanerConfig(backoff_ms=60_000)):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not cleaner()[0] and time.monotonic() < deadline:
             time.sleep(0.01)  # its thread has only just begun
         assert cleaner()[0] is True

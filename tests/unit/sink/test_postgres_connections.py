@@ -71,7 +71,7 @@ def test_micro_batches_use_the_same_connections_until_the_upsert_ends(
     assert first <= sessions()
     del upsert
     gc.collect()
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while sessions() and time.monotonic() < until:
         time.sleep(0.02)
     assert sessions() == set()

@@ -62,7 +62,7 @@ def test_an_attempt_may_lose_its_file_to_the_commit_of_another(
 
     def slow() -> Iterator[pa.RecordBatch]:
         yield from batches(rows("a1"), write.names, 1)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not staged_names(write.root):  # they are encoded while Spark brings more
             assert time.monotonic() < deadline, "nothing was staged"
             time.sleep(0.01)

@@ -80,7 +80,7 @@ def test_a_file_is_closed_only_when_no_sync_of_it_is_under_way(tmp_path: Path) -
 
     class Slow(FileSystem):
         def fsync(self, fd: int) -> None:
-            may_end.wait(10)
+            may_end.wait(120)
             super().fsync(fd)  # a closed file would raise here
             is_ended.set()
 

@@ -194,13 +194,13 @@ def test_a_slow_reader_of_the_same_process_never_takes_the_writer_back(
         replay = read(*args)
         if threading.current_thread() is reader:
             has_read.set()
-            assert may_go_on.wait(10)
+            assert may_go_on.wait(120)
         return replay
 
     monkeypatch.setattr(Journal, "_read", slow_read)
     reader = threading.Thread(target=ours.published)
     reader.start()
-    assert has_read.wait(10)
+    assert has_read.wait(120)
     if is_rewritten:
         theirs.rewrite()
     theirs.append(partition_change(4))

@@ -374,11 +374,11 @@ def test_release_waits_for_who_writes_and_refuses_when_that_takes_long(
     def clean() -> None:
         with locks.RootLock(root).shared():
             held.set()
-            let_go.wait(30)
+            let_go.wait(120)
 
     thread = threading.Thread(target=clean)
     thread.start()
-    held.wait(30)
+    held.wait(120)
     monkeypatch.setattr(release, "LOCK_WAIT_S", 0.1)
     with pytest.raises(LockedByBrokerError, match="writes to it or cleans it"):
         give_back(root)

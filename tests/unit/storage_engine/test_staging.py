@@ -141,7 +141,7 @@ def test_partitions_are_appended_to_side_by_side_if_so_many_files_may_be_open(
         append(appender, runs)
 
     wanted = 1 if limit == 8 else len({number * number % PARTITIONS for number in range(240)})
-    waiting = threading.Barrier(wanted, timeout=10)
+    waiting = threading.Barrier(wanted, timeout=120)
     monkeypatch.setattr(commit, "_LARGE_SIZE", 0)
     monkeypatch.setattr(files, "descriptor_limit", lambda: limit)
     monkeypatch.setattr(Appender, "append", noted)

@@ -274,8 +274,8 @@ def test_a_deletion_waits_for_the_cleaner_lock_and_the_topic_is_gone_meanwhile(
         creator.start()
         creator.join(0.2)
         assert creator.is_alive()
-    thread.join(10)
-    creator.join(10)
+    thread.join(120)
+    creator.join(120)
     assert engine.topics() == ["other", "t"]
     assert engine.offsets("t") == {0: (0, 0)}
 

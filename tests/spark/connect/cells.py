@@ -87,9 +87,13 @@ class Place:
     def finish(self, writer: Any, checkpoint: str = "checkpoint") -> Any:
         """Run a query to the end of the log; return it."""
         writer = writer.option("checkpointLocation", str(self.root / checkpoint))
-        query = patiently(writer.trigger(availableNow=True).start)
-        query.awaitTermination()
-        return query
+
+        def run() -> Any:
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination()
+            return query
+
+        return patiently(run)
 
     def each(self, function: Any, checkpoint: str = "checkpoint", **options: Any) -> Any:
         return self.finish(self.stream(**options).writeStream.foreachBatch(function), checkpoint)
@@ -120,7 +124,7 @@ class Place:
 
 
 def patiently(start: Callable[[], Any]) -> Any:
-    """Start a query, again if Spark gave up the process of its function after ten seconds."""
+    """Run a query, again if Spark gave up a process of Python after ten seconds."""
     for attempts_left in (3, 2, 1, 0):
         try:
             return start()

@@ -104,7 +104,7 @@ def measure(scratch: Path, rounds: int, batches: int, warm_up: int) -> list[Clai
 def claims(found: dict[str, list[list[dict[str, float]]]], mib: Mapping[str, float]) -> list[Claim]:
     """Return what the micro-batches took; their parts as medians."""
     peers = {
-        "floor": ("an empty Python source and sink", "<= 1.2"),
+        "floor": ("an empty Python source and sink", "<= 1.12"),
         "kafka": ("Spark's Kafka source and sink on a broker", ""),
     }
     medians = {name: [_p50(run) for run in runs] for name, runs in found.items()}

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
@@ -29,6 +30,7 @@ import typer
 
 from kafkalog.cli.app.arguments import ReadablePath, Topic
 from kafkalog.cli.app.opened import open_readable
+from kafkalog.cli.app.stop_signals import kept_interrupt
 from kafkalog.cli.changelog import Beginning, Changelog
 from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
 from kafkalog.cli.terminal.record_format import FORMAT_HELP
@@ -127,11 +129,11 @@ def command(
         if is_one and len(numbers) > 1:
             raise InvalidInputError("--start and --end are offsets of one --partition: name it")
         changelog = Changelog(log, topic, tuple(numbers), isolation_level.value, wanted_key)
-        with contextlib.ExitStack() as bar:
+        with contextlib.ExitStack() as bar, kept_interrupt() as interrupt:
             if latest:
                 batches = _latest(changelog, bar)
             elif follow:
-                batches = _followed(changelog, beginning, is_all=partition is None)
+                batches = _followed(changelog, beginning, interrupt, is_all=partition is None)
             else:
                 batches = _range(changelog, beginning, end, bar)
             _print(batches, limit, bar, show)
@@ -152,13 +154,15 @@ def _range(
 
 
 def _followed(
-    changelog: Changelog, beginning: Beginning, *, is_all: bool
+    changelog: Changelog, beginning: Beginning, interrupt: threading.Event, *, is_all: bool
 ) -> Iterator[pa.RecordBatch]:
     from kafkalog.cli.follow import follow
 
     def wait() -> None:
         flush()
         pause(_POLL_S)
+        if interrupt.is_set():
+            raise KeyboardInterrupt
 
     state = changelog.log.state()
     topic = state.topic(changelog.topic)

@@ -42,6 +42,8 @@ def start_session(master: str, scratch: Path) -> Any:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "local"))
+        # Spark 4.3 does not begin again where it died while it wrote its first plan.
+        .config("spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart", "false")
         # A copy of each task that takes much longer than others, on the other host. Not of one that
         # waits for its Python: a new executor's would be killed by the copy's success, each time.
         .config("spark.speculation", "true")

@@ -102,6 +102,18 @@ class Generations:
             return max((int(name) for name in names if name.isdecimal()), default=None)
         return None
 
+    def remove_cut_short_plan(self, number: int) -> None:
+        """Remove what a query left that died while it wrote its first plan.
+
+        Spark 4.3 refuses a checkpoint whose directory `offsets` holds such a file and no plan.
+        """
+        plans = self.path(number) / "offsets"
+        with contextlib.suppress(FileNotFoundError):
+            names = files.list_names(plans)
+            if not any(name.isdecimal() for name in names):
+                for name in names:
+                    files.remove(plans / name)
+
     def remove_before(self, number: int) -> None:
         """Remove the generations below a number; repeat the call if the process died midway."""
         for old in self._numbers():

@@ -346,7 +346,7 @@ class KTableView:
     def _start(self, changes: DataFrame, number: int) -> StreamingQuery:
         self.target.replace_first = True
         self.target.refuses_gaps = True
-
+        self._generations.remove_cut_short_plan(number)
         apply = _Apply(self.target, self._generations, number, run_id=str(uuid4()))
         writer = changes.writeStream.foreachBatch(apply)
         writer = writer.option("checkpointLocation", f"file://{self._generations.path(number)}")

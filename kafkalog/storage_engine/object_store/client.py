@@ -54,7 +54,8 @@ SLOWEST_LINE: Final = 128 << 10
 _LONGEST_ANSWER_S: Final = 3600
 """How long an answer may take whose bytes keep coming."""
 PUT, GET, HEAD, LIST, DELETE = "PUT", "GET", "HEAD", "LIST", "DELETE"
-_PIECE_SIZE: Final = 256 << 10
+_PIECE_SIZE: Final = 64 << 10
+"""The least bytes of a piece; a thread keeps the memory of its largest one."""
 _PAGE: Final = 1000
 """The most names that a store lists, and deletes, in one request."""
 _FIRST_PAUSE_S: Final = 0.1
@@ -201,9 +202,10 @@ class ObjectClient:
             return None
 
     def pieces(self, name: str, size: int) -> Iterator[memoryview]:
-        """Yield a whole object of `size` bytes, some 100 KiB at a time, not copied, by one request.
+        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
 
-        Raises StorageError, also for an object of another size.
+        A piece is gone once the next one is asked for, so a thread holds one. Raises StorageError,
+        also for an object of another size.
         """
         key = self._key(name)
         stream = self._ask(
@@ -214,7 +216,9 @@ class ObjectClient:
         found = 0
         while piece := self._ask(GET, name, lambda: next(stream, b""), requests=0):
             found += len(piece)
-            yield memoryview(piece)
+            with memoryview(piece) as view:
+                del piece
+                yield view
         self._check_length(name, size, found)
 
     def first_bytes(self, name: str, size: int) -> bytes:

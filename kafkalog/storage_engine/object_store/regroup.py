@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 
 REGROUP_BYTES: Final = 1 << 30
 """Bytes of the inputs of one regrouping; it takes twice as many of the disk meanwhile."""
-_STEP: Final = 4 << 20
+_STEP: Final = 1 << 20
 """Bytes of an extent that are in memory at a time, unless a batch has more."""
-REQUESTS: Final = 8
-"""Objects that are read, or written, side by side."""
+REQUESTS: Final = 4
+"""Objects that are read, or written, side by side; one that is read takes more than 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

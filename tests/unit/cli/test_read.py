@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import kafkalog as library
+from kafkalog.cli import read
 from kafkalog.cli.changelog import Changelog
 from kafkalog.cli.follow import follow
 from kafkalog.cli.terminal.time_text import epoch_ms
@@ -335,7 +336,20 @@ def test_following_ends_with_ctrl_c_and_every_record_was_sent_off_before(root: P
         assert running.stdout.readline().split()[-1] == "4"
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
-    assert (running.returncode, out, err) == (130, "", "")
+    assert (running.returncode, out) == (130, ""), err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_following_ends_with_a_ctrl_c_whose_exception_python_drops(
+    kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Finalized:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    pauses = iter([Finalized])
+    monkeypatch.setattr(read, "pause", lambda _: bool(next(pauses)()))
+    assert kafkalog("read", root, "t", "--follow").status == 130
 
 
 def test_following_may_stop_after_some_records(kafkalog: Command, root: Path) -> None:

@@ -288,6 +288,20 @@ def test_the_highest_generation_counts_and_lower_ones_go(place: Place) -> None:
     assert place.generations.topic(11) == ("t", place.topic().topic_id)
 
 
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_query_that_died_in_its_first_plan_starts_again(place: Place, is_planned: bool) -> None:
+    """Spark refuses to begin in a checkpoint whose `offsets` holds a file, though no plan."""
+    number = place.add_generation("q", None)
+    place.generations.remove_cut_short_plan(number)  # no plan was begun
+    plans = place.generations.path(number) / "offsets"
+    plans.mkdir()
+    left = [".0.1b4e28ba.tmp", "..0.1b4e28ba.tmp.crc", *(["0", ".0.crc"] if is_planned else [])]
+    for name in left:
+        (plans / name).touch()
+    place.generations.remove_cut_short_plan(number)
+    assert {path.name for path in plans.iterdir()} == (set(left) if is_planned else set())
+
+
 def test_a_generation_whose_topic_is_unknown_is_named(place: Place) -> None:
     number = place.add_generation("q", None)
     (place.checkpoint / "1.json").write_text("{")

@@ -133,7 +133,7 @@ def test_copies_of_a_log_that_is_cleaned_meanwhile_have_the_same_tables(
             fill(source, written, draw.choice([1, 5, 20]), now_ms)
             if draw.random() < 0.7:
                 manager.clean(source, "t", force=True, now_ms=now_ms)
-            now_ms += draw.choice([0, DAY_MS // 3])
+            now_ms += draw.choice([0, DAY_MS // 4])
         copy(source, store, now_ms=now_ms)
         copy(store, back, now_ms=now_ms)
         for log in (store, back):
@@ -145,7 +145,7 @@ def test_copies_of_a_log_that_is_cleaned_meanwhile_have_the_same_tables(
         fresh = ObjectLog(memory_address())
         copy(source, fresh, now_ms=now_ms)
         check_equal(source, fresh)
-        now_ms += draw.choice([0, DAY_MS // 3])
+        now_ms += draw.choice([0, DAY_MS // 4])
     back.close()
     assert [str(each) for each in verify(back.root, deep=True)] == []
 

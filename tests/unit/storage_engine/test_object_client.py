@@ -74,6 +74,17 @@ def test_a_range_is_as_long_as_it_was_asked_for(client: ObjectClient) -> None:
             client.read("x", [(0, 1), (position, size)])
 
 
+def test_a_piece_is_gone_once_the_next_one_is_asked_for(client: ObjectClient) -> None:
+    """So that a thread that fetches an object has one piece in memory."""
+    client.put_unique("x", b"data")
+    pieces = client.pieces("x", 4)
+    piece = next(pieces)
+    assert bytes(piece) == b"data"
+    assert next(pieces, None) is None
+    with pytest.raises(ValueError, match="released"):
+        bytes(piece)
+
+
 def test_objects_are_listed_by_name_below_the_prefix(client: ObjectClient) -> None:
     beside = ObjectClient(StoreAddress("memory", client.address.bucket, "a"))
     beside.put_unique("other", b"")

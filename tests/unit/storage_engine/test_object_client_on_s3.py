@@ -170,7 +170,7 @@ def test_a_slow_line_takes_longer_than_the_timeout_and_a_silent_one_does_not(
         assert client.create("y", body) is Outcome.DONE
         put.result()
         fetched = pool.submit(client.fetch, "x", 0, len(body))
-        assert b"".join(client.pieces("y", len(body))) == body
+        assert b"".join(map(bytes, client.pieces("y", len(body)))) == body
         assert bytes(fetched.result()) == body
     assert store_proxy.counts == {"PUT": 2, "GET": 2}
     store_proxy.reset(Rule(Fault.LATE, seconds=1.5))

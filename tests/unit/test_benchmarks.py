@@ -18,7 +18,18 @@ from typing import Any
 import psutil
 import pytest
 
-from bench import LESS, MORE, Claim, compare, compare_figures, in_turn, leave_out, report, together
+from bench import (
+    LESS,
+    MORE,
+    Claim,
+    compare,
+    compare_figures,
+    in_turn,
+    leave_out,
+    readme,
+    report,
+    together,
+)
 from bench import page as pages
 from bench.__main__ import Runner, grouped
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path
@@ -416,6 +427,10 @@ def test_the_page_is_what_the_figures_make() -> None:
     assert pages.PAGE.read_text() == Results.load().page()
     for each in Results.load():
         assert (pages.CHARTS / f"{each.program}.png").exists()
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_page() -> None:
+    assert readme.table(Results.load()) in readme.README.read_text()
 
 
 def test_every_program_has_figures_on_the_page() -> None:

@@ -116,7 +116,11 @@ def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions
 def test_a_key_is_looked_up_by_three_requests(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head of the indexes, a block of the key index, and a batch; then there are the polls."""
+    """The head of the indexes, a block of the key index, and a batch; then there are the polls.
+
+    The secret of the index, which is drawn, places the key: a block that is fetched with the head
+    takes no request, and an entry at the edge of a block takes two.
+    """
     monkeypatch.setattr(side_object, "BEGINNING", 9_000)
     monkeypatch.setattr(side_object, "AROUND", 0)
     log.create_topic("t")
@@ -128,10 +132,12 @@ def test_a_key_is_looked_up_by_three_requests(
     with KeyLookup(log, "t") as lookup:
         record = lookup.get(b"key 12345")
         assert record is not None and record.value == b"key 12345" * 2
-        assert Counter(log.client.counts) - before == {"GET": 3 + 3}
+        counts = Counter(log.client.counts) - before
+        assert set(counts) == {"GET"}
+        assert 2 + 3 <= counts["GET"] <= 4 + 3
         before = Counter(log.client.counts)
         assert lookup.get(b"key 12346") is not None
-        assert (Counter(log.client.counts) - before)["GET"] <= 1 + 2
+        assert (Counter(log.client.counts) - before)["GET"] <= 1 + 3
         for key in random.Random(1).sample(keys[8:], 50):
             found = lookup.get(key)
             assert found is not None and found.value == key * 2

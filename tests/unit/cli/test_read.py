@@ -336,7 +336,7 @@ def test_following_ends_with_ctrl_c_and_every_record_was_sent_off_before(root: P
         assert running.stdout.readline().split()[-1] == "4"
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)
-    assert (running.returncode, out) == (130, ""), err
+    assert (running.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -3,12 +3,13 @@
     python -m bench [PROGRAM ...] [--quick] [--write] [--path DIR]
 
 Without a name, all of them. With --write the figures are kept in docs/benchmarks.json, in place of
-those that the programs gave before, and the page and its charts are made from that file; so a part
-can be measured again alone. What is written is complete: a program that lacks its peer is broken
-then. With --quick inputs are small, two processes run at a time, none for more than ten minutes,
-those with Spark together in one, and what is printed is no measurement: it shows that they work.
-Unless programs are named, half of them run on one day and the others on the next.
-One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs too.
+those that the programs gave before. The page, its charts and the numbers in README.md are made from
+that file; so a part can be measured again alone. What is written is complete: a program that lacks
+its peer is broken then. With --quick inputs are small, two processes run at a time, none for more
+than ten minutes, those with Spark together in one, and what is printed is no measurement: it shows
+that they work. Unless programs are named, --quick runs half of them on one day and the others on the
+next. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs
+too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+from bench import readme
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path, machine
 from tests import class_archives
 from tests.day import todays
@@ -67,7 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         at_once.shutdown(wait=False, cancel_futures=True)
         runner.end()
     if options.write:
-        Results.load().render()
+        results = Results.load()
+        results.render()
+        readme.write(results)
     seconds = round(time.monotonic() - started)
     print(f"=== {len(names)} programs: {seconds} s", file=sys.stderr, flush=True)
     if broken:

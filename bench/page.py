@@ -111,6 +111,11 @@ class Results:
     def __iter__(self) -> Iterator[Result]:
         return (self._by_program[name] for name in PROGRAMS if name in self._by_program)
 
+    def claim(self, program: str, words: str) -> Mapping[str, Any]:
+        """Return the last claim of a program whose `name` has these words; raises LookupError."""
+        claims = self._by_program[program].claims if program in self._by_program else ()
+        return [claim for claim in claims if words in name(claim)][-1]
+
     def add(self, result: Result) -> None:
         """Take a program's figures in place of its last ones."""
         self._by_program[result.program] = result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import tempfile
 import textwrap
 import tomllib
@@ -122,7 +123,14 @@ class Results:
 def machine() -> dict[str, str]:
     """Say when, where and with what a program ran."""
     seen = benchmarks.machine(Path(tempfile.gettempdir()))
-    return {name: seen[name] for name in ("date", "commit", *_PLACE)}
+    return {name: seen[name] for name in ("date", "commit", *_PLACE)} | {"library": _library()}
+
+
+def _library() -> str:
+    """Return git's name of the library's directory, which changes with the library alone."""
+    command = ["git", "rev-parse", "--short=10", "HEAD:kafkalog"]
+    found = subprocess.run(command, cwd=_HERE, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or "unknown"
 
 
 def _rows(result: Result) -> Iterator[str]:
@@ -137,7 +145,8 @@ def _rows(result: Result) -> Iterator[str]:
             str(count["seed"]),
             f"{round(count['seconds']):,} s",
             "; ".join(more),
-            f"`{result.program}`, {result.machine['date']}, {result.machine['commit']}",
+            f"`{result.program}`, {result.machine['date']}, {result.machine['commit']}, "
+            f"{result.machine['library']}",
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -237,7 +246,10 @@ determine the moments of kills and power cuts, which depend on processes and a r
 violation names the command that repeats it alone. Many tests of the suite also kill processes, cut
 power and flip bytes; they are not counted here.
 
-| what | tried | at least | violations | seed | took | of which | program, date, commit |
+The last column has the commit, and git's name of the library's directory at that commit. Rows with
+one name there tried the same library.
+
+| what | tried | at least | violations | seed | took | of which | program, date, commit, library |
 |---|---|---|---|---|---|---|---|"""
 _HEAD_OF_PROGRAMS: Final = """# Reliability: the programs
 

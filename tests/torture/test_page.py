@@ -12,7 +12,7 @@ import pytest
 from tests.torture import Count, Tally, __main__, page
 from tests.torture.page import NOT_RUN_IN_FULL, PROGRAMS, Results
 
-MACHINE = {"date": "2026-01-01", "commit": "abc"}
+MACHINE = {"date": "2026-01-01", "commit": "abc", "library": "def"}
 
 
 def options(**more: Any) -> argparse.Namespace:

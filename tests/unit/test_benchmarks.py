@@ -19,7 +19,18 @@ from typing import Any
 import psutil
 import pytest
 
-from bench import LESS, MORE, Claim, compare, compare_figures, in_turn, leave_out, report, together
+from bench import (
+    LESS,
+    MORE,
+    Claim,
+    compare,
+    compare_figures,
+    in_turn,
+    leave_out,
+    readme,
+    report,
+    together,
+)
 from bench import page as pages
 from bench.__main__ import Runner, grouped, quick_ones
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path
@@ -64,7 +75,7 @@ PROMISED = [
         )
         for peer, target in zip(WRITERS, targets, strict=True)
     ),
-    ("latency", "micro-batch of 1,000 records, p50", "an empty Python source", "<= 1.2"),
+    ("latency", "micro-batch of 1,000 records, p50", "an empty Python source", "<= 1.12"),
     ("latency", "micro-batch of 1,000 records, p50", "Kafka source and sink on a broker", ""),
     ("store_latency", "micro-batch of 1,000 records, p50", "on a log directory", "<= 1.5"),
     ("store_latency", "records, 30 ms added to each request, p50", "on a log directory", ""),
@@ -85,13 +96,21 @@ PROMISED = [
         for state in ("before", "after")
         for peer, target in (("the connector and a window", ">= 5"), ("restore", ">= 1"))
     ),
+    ("view_latest", TABLE.format("after"), "our changelog and a window", ">= 4"),
+    ("previous_value", "each with the value before", "the stream without it", ">= 0.5"),
     ("lookup", "lookup of one key in 10,000,000", "SQLite", "ours < 5"),
+    *(
+        ("lookup", "lookup of 1,000 keys at once in 10,000,000", peer, "ours <= 20")
+        for peer in ("SQLite", "DuckDB")
+    ),
     ("chosen_keys", "100 chosen keys of 10,000,000", "a filter", ">= 20"),
     ("planning", "a read of 200 topics by pattern", "400 empty tasks", "<= 1.2"),
     ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "bare fsyncs", "<= 1.8"),
     ("commit", "100 records to 1 of 1,000 partitions, 10,000 writers", "SQLite, WAL", ""),
     ("staging", "64 tasks x 50 partitions", "the same, and a bare commit", "<= 1.6"),
     ("idle", "after 90 s", "empty source and sink", "<= 0.5"),
+    ("idle", "a worker's memory", "empty source and sink", "<= 25"),
+    ("open", "status: 1,000 partitions", "names and sizes of all files", "ours < 0.5"),
     ("open", "1,000 partitions", "start of Kafka's broker", ">= 10"),
     ("growth_curve", "100,000,000 records", "the same for 1,000,000 records", "<= 1.5"),
     ("growth_curve", "100,000,000 records", "Kafka's LogCleaner", ""),
@@ -335,7 +354,7 @@ def test_sigterm_ends_the_programs_too(
         f"open({str(mark)!r}, 'w').write(str(child.pid) + chr(10))\n"
         f"time.sleep(60)\n",
     )
-    for name in ("__main__", "page"):
+    for name in ("__main__", "page", "readme"):
         programs(name, (BENCH / f"{name}.py").read_text().replace('"clean",', '"hangs",', 1))
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{BENCH.parent}"}
     command = [sys.executable, "-m", "bench", "--quick", "hangs"]
@@ -428,6 +447,10 @@ def test_the_page_is_what_the_figures_make() -> None:
     assert pages.PAGE.read_text() == Results.load().page()
     for each in Results.load():
         assert (pages.CHARTS / f"{each.program}.png").exists()
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_page() -> None:
+    assert readme.table(Results.load()) in readme.README.read_text()
 
 
 def test_every_program_has_figures_on_the_page() -> None:

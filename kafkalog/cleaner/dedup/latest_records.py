@@ -145,11 +145,10 @@ class _Overflow:
             _set_deaths(self.log.directory, self.deaths + 1)
             read = self.stats.map_bytes_read - self.read_before + taken
             _check_space(self.log, self.offset_map.size, read)
-            self.spill = Spill(self.log.directory, self.offset_map, self.check_abort, self._count)
+            # The result keeps what counts its bytes, and through it must not keep the offset map.
+            moved = self.stats.add_spill_bytes_moved
+            self.spill = Spill(self.log.directory, self.offset_map, self.check_abort, moved)
         self.spill.take_map()
-
-    def _count(self, size: int) -> None:
-        self.stats.spill_bytes_moved += size
 
 
 def build_offset_map(

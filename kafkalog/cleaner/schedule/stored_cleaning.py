@@ -10,7 +10,6 @@ A partition that fails is marked uncleanable by a commit, with the reason, as a 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,8 +118,6 @@ class _Cleaning:
         if stats.error is not None:
             stats.error = scratch.about_the_log(stats.error)
             return stats if self._note(scratch.notes()) else None
-        if stats.spilled_bytes:
-            gc.collect()  # the spill refers to itself, and still has the memory of the offset map
         sources = scratch.put(self.outputs)
         clean_to = scratch.partition_state().first_dirty_offset
         is_done = self._swap(sources, lambda draft: clean_to, scratch.notes())

@@ -55,3 +55,7 @@ class CleanerStats:
     def left_out(self) -> tuple[int, int]:
         """Records and bytes that the second pass has read and not written."""
         return self.records_read - self.records_kept, self.bytes_read - self.bytes_written
+
+    def add_spill_bytes_moved(self, size: int) -> None:
+        """Count bytes that were written to the temporary files, or read from them."""
+        self.spill_bytes_moved += size

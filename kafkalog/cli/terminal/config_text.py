@@ -49,7 +49,7 @@ def config_text(config: Mapping[str, str]) -> str:
 
 
 def _shown(name: str, value: str) -> str:
-    if value.isdigit() and int(value):
+    if value.isdecimal() and int(value):
         for unit, size in sorted(_units(name).items(), key=lambda pair: -pair[1]):
             if size > 1 and int(value) % size == 0:
                 return f"{int(value) // size}{unit}"

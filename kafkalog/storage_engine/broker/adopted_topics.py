@@ -9,8 +9,10 @@ release of kafkalog, or never.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.broker import metadata_log
@@ -19,6 +21,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
 
 _SHOWN = 20
+_COUNT: Final = re.compile(r"[0-9]{1,10}")
 
 
 def write_adopted_topics(root: Path, ids: Mapping[str, str], state: State) -> None:
@@ -31,13 +34,13 @@ def write_adopted_topics(root: Path, ids: Mapping[str, str], state: State) -> No
 
 
 def _read(root: Path) -> dict[str, tuple[str, int]] | None:
-    """Return {topic: (id, partitions)}; None without the file."""
+    """Return {topic: (id, partitions)}; None without the file. Skips malformed lines."""
     try:
         lines = files.read_file(root / layout.ADOPTED_TOPICS).decode(errors="replace").splitlines()
     except FileNotFoundError:
         return None
-    rows = [tokens for line in lines if len(tokens := line.split()) == 3 and tokens[2].isdigit()]
-    return {topic: (topic_id, int(count)) for topic, topic_id, count in rows}
+    rows = [tokens for line in lines if len(tokens := line.split()) == 3]
+    return {topic: (topic_id, int(n)) for topic, topic_id, n in rows if _COUNT.fullmatch(n)}
 
 
 def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]:

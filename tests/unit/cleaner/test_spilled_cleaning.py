@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import random
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner.dedup.offset_map import OffsetMap
+from kafkalog.cleaner.dedup.spill.spilled import Spilled
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.engine import Engine
@@ -53,6 +58,32 @@ def spill_files(engine: Engine) -> list[str]:
 def log_bytes(engine: Engine) -> dict[str, bytes]:
     directory = engine.partition_directory("t", 0)
     return {path.name: path.read_bytes() for path in directory.glob("*.log")}
+
+
+def test_the_memory_of_the_offset_map_is_free_when_the_segments_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    maps: list[weakref.ref[OffsetMap]] = []
+    left: set[bool] = set()
+    make, obsolete = OffsetMap.for_records, Spilled.obsolete
+
+    def made(*args: Any, **options: Any) -> OffsetMap:
+        maps.append(weakref.ref(offset_map := make(*args, **options)))
+        return offset_map
+
+    def noted(latest: Spilled, *args: Any) -> Any:
+        left.update(each() is not None for each in maps)
+        return obsolete(latest, *args)
+
+    monkeypatch.setattr(OffsetMap, "for_records", made)
+    monkeypatch.setattr(Spilled, "obsolete", noted)
+    engine = written(tmp_path, 1)
+    gc.disable()  # nothing waits for a search for circles
+    try:
+        assert cleaned(engine, 2).spilled_bytes
+    finally:
+        gc.enable()
+    assert left == {False}
 
 
 @pytest.mark.parametrize("slots", [3, 30, 200])

@@ -91,6 +91,18 @@ def test_without_what_was_known_at_the_adoption_the_word_is_a_general_one(tmp_pa
     assert "a topic that was created here" in notice
 
 
+@pytest.mark.parametrize("count", ["²", "9" * 5000, "-1", "1.5", "two"])
+def test_a_line_whose_number_of_partitions_is_none_is_skipped(tmp_path: Path, count: str) -> None:
+    root = broker_root(tmp_path)
+    take(root)
+    with (root / "kl-adopted-topics").open("a") as file:
+        file.write(f"broken {OTHER_ID} {count}\n")
+    changed(root)
+    created, deleted = give_back(root).notices
+    assert "does not know the topics fresh" in created
+    assert "the topics t deleted" in deleted
+
+
 def test_ids_in_standard_base64_are_those_of_kafka(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root)

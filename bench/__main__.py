@@ -7,9 +7,9 @@ those that the programs gave before. The page, its charts and the numbers in REA
 that file; so a part can be measured again alone. What is written is complete: a program that lacks
 its peer is broken then. With --quick inputs are small, two processes run at a time, none for more
 than ten minutes, those with Spark together in one, and what is printed is no measurement: it shows
-that they work. Unless programs are named, --quick runs half of them on one day and the others on the
-next. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the programs
-too.
+that they work. Unless programs are named, --quick runs half of them on one day and the others on
+the next. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the
+programs too.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ cleans and reopens. After a failed sync, its pages count as lost: later acknowle
 survive a power cut without them. The library must not log an untyped error either.
 
 A failing call also meets a death, in pairs that are drawn. The process dies a few calls after the
-one that failed, and a new process goes on. Or the process died before some call of the operation,
+one that failed, and a new process continues. Or the process died before some call of the operation,
 and a call fails while the next process does it again.
 
 Every call that changes something fails. Single operations fail in every way in the plainest variant

@@ -1,4 +1,4 @@
-"""Kill, refuse, lose and delay each request to an object store; then work goes on.
+"""Kill, refuse, lose and delay each request to an object store; then work continues.
 
 The program counts the requests of an operation on a log in an object store. It then does the
 operation again and again, and each time spoils another request:
@@ -10,15 +10,15 @@ operation again and again, and each time spoils another request:
 - The store stays down until the operation has ended.
 
 The operation must succeed or report the fault; one that is a single commit is there as a whole or
-not at all. Then the same process goes on, or another one. It does the operation again, which must
+not at all. Then the same process continues, or another one. It does the operation again, which must
 succeed, once more, appends, cleans, and deletes what nobody needs. Every request that was late is
 done before or after that. A model (`store_operations`) says what topics, offsets and records there
 must be at each step. In the end every object is named by the log and sound, and nothing is left.
 
 Pairs of operations follow. The first one is spoiled at each of its requests, in a way that is
 drawn, and the other one comes before it is tried again. In addition, the first one is stopped
-before each of its requests, another process does the other one, and the first one continues. Of a
-pair with more than 60 such cases 60 are drawn.
+before each of its requests, another process does the other one, and the first one continues. If a
+pair has more than 60 such cases, the program draws 60.
 
     python -m tests.torture.store_requests [--quick] [--seed N] [--only CASE] [--jobs N]
 

@@ -397,7 +397,8 @@ class KeyIndex:
             count, layout.KEYS_BLOCK // _ENTRY.itemsize
         )
         entries = table[:, : layout.KEYS_BLOCK_ENTRIES].astype(np.uint64).ravel()
-        return entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
+        entries = entries[: self.count - first * layout.KEYS_BLOCK_ENTRIES]
+        return entries if (entries[:-1] <= entries[1:]).all() else None
 
     def _first_block(self, low: int) -> int | None:
         """Return the first block that ends at or above `low`; hashes are even, so guess it."""

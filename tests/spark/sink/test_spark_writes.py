@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.log_place import TEST_PATH, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHANGES = "key string, value string, seq bigint"
+FIRST_S = 1_700_000_000
 
 
 def feed(directory: Path, number: int, rows: list[tuple[str, str | None, int]]) -> None:
@@ -25,6 +27,7 @@ def feed(directory: Path, number: int, rows: list[tuple[str, str | None, int]]) 
     lines = [json.dumps(dict(zip(("key", "value", "seq"), row, strict=True))) for row in rows]
     temporary = directory / f".{number:05d}"
     temporary.write_text("\n".join(lines))
+    os.utime(temporary, (FIRST_S + number,) * 2)  # Spark reads files in the order of their times
     temporary.rename(directory / f"{number:05d}.json")
 
 

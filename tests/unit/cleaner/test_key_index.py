@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from crc32c import crc32c
 
 from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, _hashes, key_hashes
 from kafkalog.storage_engine.format import layout
@@ -144,6 +145,28 @@ def test_uneven_hashes_are_found_too(tmp_path: Path) -> None:
         assert int(block[-1]) >= int(hashes[place])
         before = index._blocks(first - 1, 1) if first else None
         assert before is None or int(before[-1]) < int(hashes[place])
+    index.close()
+
+
+def test_entries_that_do_not_ascend_are_damage_though_their_checksum_is_right(
+    tmp_path: Path,
+) -> None:
+    _, hashes = keys_of(1200)
+    written(tmp_path, hashes, np.arange(1200, dtype=np.int64), run_entries=1 << 20).close()
+    path = tmp_path / layout.key_index_file(0)
+    data = bytearray(path.read_bytes())
+    start, end = layout.KEYS_BLOCK, 2 * layout.KEYS_BLOCK - layout.CHECKSUM.size
+    data[start : start + 16] = data[start + 8 : start + 16] + data[start : start + 8]
+    layout.CHECKSUM.pack_into(data, end, crc32c(data[start:end]))
+    path.write_bytes(data)
+    opened = segment(tmp_path, build_batch([(b"k", b"v")]))
+    index = KeyIndex.open(tmp_path, opened)
+    opened.close()
+
+    assert index is not None
+    assert index.places_of(np.sort(hashes)) is None
+    assert index.places_of(np.sort(hashes)[:1]) is None
+    assert not index.hold()
     index.close()
 
 

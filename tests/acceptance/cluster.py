@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -184,6 +185,11 @@ class Cluster:
             "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
             "TMPDIR": str(scratch),
         }
+
+
+def directory_of_cluster() -> tempfile.TemporaryDirectory[str]:
+    """Make a directory that is not in `/dev/shm`: each worker has another one there."""
+    return tempfile.TemporaryDirectory(prefix="kafkalog-cluster-")
 
 
 def alone(hidden: Path, boot_id: Path, kept: Sequence[Path] = ()) -> list[str]:

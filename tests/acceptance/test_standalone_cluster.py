@@ -21,6 +21,7 @@ from tests.acceptance.cluster import (
     WORKER_HOSTS,
     Cluster,
     Member,
+    directory_of_cluster,
     may_isolate,
     wait_until,
 )
@@ -83,8 +84,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    directory = tmp_path_factory.mktemp("cluster")
+def site() -> Iterator[Site]:
+    with directory_of_cluster() as name:
+        yield from site_in(Path(name))
+
+
+def site_in(directory: Path) -> Iterator[Site]:
+    """Yield the site of a directory, and end its processes."""
     hidden, log = directory / "driver", directory / "log"
     hidden.mkdir()
     log.mkdir()

@@ -24,7 +24,14 @@ from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests import ROOT
-from tests.acceptance.cluster import WORKER_HOSTS, Cluster, Member, may_isolate, wait_until
+from tests.acceptance.cluster import (
+    WORKER_HOSTS,
+    Cluster,
+    Member,
+    directory_of_cluster,
+    may_isolate,
+    wait_until,
+)
 from tests.acceptance.driver_process import Driver
 from tests.acceptance.store_processes import options_of
 from tests.acceptance.test_standalone_cluster import STREAMS
@@ -121,12 +128,13 @@ def executor_of(worker: Member) -> int:
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory, s3_address: StoreAddress) -> Iterator[Site]:
-    made = Site(tmp_path_factory.mktemp("cluster"), s3_address)
-    try:
-        yield made
-    finally:
-        made.stop()
+def site(s3_address: StoreAddress) -> Iterator[Site]:
+    with directory_of_cluster() as name:
+        made = Site(Path(name), s3_address)
+        try:
+            yield made
+        finally:
+            made.stop()
 
 
 def test_a_stream_between_hosts_that_share_a_store_alone_loses_and_doubles_nothing(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import mmap
 import os
 import resource
@@ -183,6 +184,8 @@ def begun(
     `spare` bytes are for who draws the inputs, and no decoder's.
     """
     places.clear()
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pandas")  # pyarrow does so when it needs to, for seconds with ASan
     with tempfile.TemporaryDirectory(prefix=f"{target.name}-", dir=directory) as scratch:
         case = target.begin(Path(scratch))
         runner = Runner(target, case, in_flight, seconds=seconds)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import kernel_builds
+from tests.torture import fuzz_children
 
 ROOT = kernel_builds.ROOT
 SHEETS = kernel_builds.SHEETS
@@ -72,6 +73,11 @@ def test_no_local_of_a_kernel_is_narrower_than_64_bits_in_c(sheet: Path) -> None
     )
     assert len(kernels) > 0
     assert {*narrow} == {*re.findall(r"(\w+)=cython.bint", sheet.read_text())}
+
+
+def test_what_a_fuzzer_writes_while_builds_are_at_work_changes_none_of_them() -> None:
+    assert fuzz_children.KEPT.is_relative_to(ROOT / "tests")
+    assert not [path for path in kernel_builds._files() if fuzz_children.KEPT in path.parents]
 
 
 def test_kernels_that_are_not_compiled_say_so_once() -> None:

@@ -35,7 +35,7 @@ PROGRAMS: Final = (
     "fuzz",
     "model",
 )
-NOT_RUN_IN_FULL: Final = ("full_disk", "store_requests")
+NOT_RUN_IN_FULL: Final = ("store_requests",)
 """The programs that may be on the page without counts, as no full run has ended yet. A full run
 ends with counts, and its program leaves this list."""
 UNASKED: Final = ("power_cuts", "spark_kills")

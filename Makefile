@@ -80,8 +80,7 @@ kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py \
 	    tests/spark/examples/test_orders_pipeline.py $(ARGS)
 	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py $(ARGS)
-	KAFKALOG_DAY=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_cleaning.py \
-	    $(addprefix tests/unit/cleaner/test_, swap.py gaps.py transactions.py) $(ARGS)
+	KAFKALOG_DAY=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_cleaning.py $(ARGS)
 	KAFKALOG_KILLS=$(UPSERT_KILLS) KAFKALOG_WORKER_KILLS=$(WORKER_KILLS) \
 	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
 	KAFKALOG_DISK=full KAFKALOG_DELTA=full $(BIN)/python -m pytest -s tests/acceptance/test_full_disk.py \

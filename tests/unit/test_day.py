@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.day import DAY, acts_of_today, todays
+from tests.day import DAY, todays
 
 
 @pytest.mark.parametrize("days", [1, 2, 3, 6])
@@ -21,11 +21,6 @@ def test_each_case_has_its_turn_once_in_so_many_days(days: int) -> None:
 
 def test_each_day_has_some_cases_of_a_list_that_is_long_enough() -> None:
     assert all(todays("abc", 3, day) for day in range(DAY, DAY + 3))
-
-
-def test_in_some_days_each_act_has_its_turn() -> None:
-    turns = [acts_of_today(day)[:100] for day in range(DAY, DAY + 3)]
-    assert sorted(act for turn in turns for act in turn) == [*range(1, 301)]
 
 
 def test_every_case_runs_if_that_is_asked_for() -> None:

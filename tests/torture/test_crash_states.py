@@ -442,7 +442,7 @@ Path(sys.argv[1]).mkdir()
 worker = Worker(Path(sys.argv[1]), seed=1)
 acts = [worker.crashes(Task("plain", tuple(OPERATIONS))).recording.acts]
 crashes = worker.crashes(Task("plain", ("clean",)))
-for crash in crashes.crashes(crashes.stages, crashes.moments(crashes.stages)[::15]):
+for crash in crashes.crashes(crashes.stages, crashes.moments(crashes.stages)[::5]):
     acts.append(crashes.recovery(crash, next(crashes.states(crash))).recording.acts)
 print(hashlib.blake2b(repr(acts).encode()).hexdigest())
 """

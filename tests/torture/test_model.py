@@ -27,7 +27,7 @@ def other_process() -> Iterator[None]:
 
 
 def test_any_steps_in_any_order_leave_what_the_model_says() -> None:
-    examples(1, 6)
+    examples(1, 16)
 
 
 def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.MonkeyPatch) -> None:

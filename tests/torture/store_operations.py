@@ -6,6 +6,7 @@ is done again changes nothing more, but `plain`, which has no writer.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,6 +29,7 @@ from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.store_state import stored_names
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.spoiled_requests import SNAPSHOT_COMMITS
@@ -53,6 +55,8 @@ LATER_MS: Final = _NOW_MS + 2 * _HOUR_MS
 WEEK_MS: Final = _NOW_MS + 8 * 24 * _HOUR_MS
 """The time at which whatever waits to be deleted may be."""
 _KEYS: Final = 4
+_KEPT: Final = 4_000
+"""Partitions whose content is remembered."""
 _ERASED: Final = b"k1"
 _MERGED: Final = 8
 _START: Final = 3
@@ -152,27 +156,55 @@ def seen(address: StoreAddress) -> Content:
             if not prefix:
                 raise
             continue
-        found |= {prefix + name: value for name, value in _seen(log).items()}
+        found |= {prefix + name: value for name, value in _seen(log, _read_once).items()}
     return found
 
 
-def _seen(log: ObjectLog) -> dict[str, Any]:
+def _seen(log: ObjectLog, place: Callable[[ObjectLog, str, int], Place]) -> dict[str, Any]:
     state = log.known_state.log
     found: dict[str, Any] = {}
     for topic, known in state.topics.items():
         found[topic] = dict(known.config)
-        for number, partition in known.present():
-            read = [row for batch in log.read(topic, number) for row in batch.to_pylist()]
-            rows = tuple(
-                Row(row["offset"], row["key"], row["value"], _epoch_ms(row["timestamp"]))
-                for row in read
-            )
-            ends = partition.log_start_offset, partition.high_watermark
-            found[f"{topic}-{number}"] = Place(*ends, rows)
+        for number, _ in known.present():
+            found[f"{topic}-{number}"] = place(log, topic, number)
     for writer, known_batch in state.writers.items():
         if writer.startswith("torture"):
             found[f"writer {writer}"] = known_batch.batch_id
     return found
+
+
+def _place(log: ObjectLog, topic: str, number: int) -> Place:
+    """Read a partition."""
+    read = [row for batch in log.read(topic, number) for row in batch.to_pylist()]
+    rows = tuple(
+        Row(row["offset"], row["key"], row["value"], _epoch_ms(row["timestamp"])) for row in read
+    )
+    partition = log.known_state.log.topics[topic].partitions[number]
+    return Place(partition.log_start_offset, partition.high_watermark, rows)
+
+
+_known_places: dict[bytes, Place] = {}
+
+
+def _read_once(log: ObjectLog, topic: str, number: int) -> Place:
+    """Read a partition, once where many logs have the same one.
+
+    What is read of it follows from its state, its extents and the bytes of its objects.
+    """
+    state = log.known_state
+    known = state.log.topics[topic]
+    extents = state.extents(known.topic_id, number)
+    parts = [repr((topic, known.config, known.partitions[number], *extents)).encode()]
+    for name in sorted({each.object_name for each in extents}):
+        for each in stored_names(name, state.objects[name]):
+            there = log.client.get(each)
+            parts.append(b"none" if there is None else hashlib.blake2b(there.data).digest())
+    key = hashlib.blake2b(b"\0".join(parts)).digest()
+    if key not in _known_places:
+        if len(_known_places) >= _KEPT:
+            _known_places.clear()
+        _known_places[key] = _place(log, topic, number)
+    return _known_places[key]
 
 
 def _epoch_ms(timestamp: datetime) -> int:
@@ -431,7 +463,7 @@ def _create_log(log: ObjectLog) -> None:
 def _read(log: ObjectLog) -> object:
     """Open the log and read it in every way; return all that was read."""
     opened = ObjectLog(log.address, create=False)
-    found: list[object] = [_seen(opened)]
+    found: list[object] = [_seen(opened, _place)]
     for topic in opened.topics():
         found.append(
             [batch.to_pylist() for batch in latest_of_topic(opened, topic, budget_bytes=1 << 20)]

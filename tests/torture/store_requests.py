@@ -34,6 +34,7 @@ import functools
 import logging
 import os
 import random
+import tempfile
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,7 @@ from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.torture import Tally, parser
 from tests.torture.checks import told
 from tests.torture.complaints import Complaints
-from tests.torture.scratch import ending
+from tests.torture.scratch import scratch
 from tests.torture.spoiled_requests import (
     FAULTS,
     Fault,
@@ -381,7 +382,8 @@ def main(arguments: list[str] | None = None) -> None:
     tally = Tally("store_requests", "requests to an object store", options, TARGET)
     faults: Counter[str] = Counter()
     in_pairs = 0
-    with ending(), tally.deaths():
+    with scratch("store-requests") as directory, tally.deaths():
+        tempfile.tempdir = os.environ["TMPDIR"] = str(directory)  # of the workers, too
         for found in _all(options):
             tally.tried(found.faults.total())
             faults += found.faults

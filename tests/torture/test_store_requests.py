@@ -32,8 +32,12 @@ def test_a_commit_is_there_once_whatever_becomes_of_its_create(bench: Bench, fau
     assert tried(bench, f"commit:{CREATE}:{fault}:{who}") == ""
 
 
-@pytest.mark.parametrize("case", ["clean:9:killed-after:new", "commit+collect:3:stopped:same"])
-def test_work_goes_on_after_a_death_and_a_stop(bench: Bench, case: str) -> None:
+@pytest.mark.parametrize(
+    "case", ["clean:9:killed-after:new", "commit+collect:3:stopped:same", "read:1:404:new"]
+)
+def test_work_goes_on_after_a_death_a_stop_and_an_object_that_is_not_found(
+    bench: Bench, case: str
+) -> None:
     assert tried(bench, case) == ""
 
 

@@ -7,7 +7,7 @@ is done again changes nothing more, but `plain`, which has no writer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -22,6 +22,7 @@ from kafkalog.cleaner.key_index.latest_view import latest_of_topic
 from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.erasure.erase import erase
+from kafkalog.erasure.topic_files import LIVE
 from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.fs import clock
@@ -218,7 +219,7 @@ def _epoch_ms(timestamp: datetime) -> int:
 class Operation:
     """What is done by an opened log, and what the model makes of the content.
 
-    It is there as a whole or not at all, unless there is a `halfway`. One that is not repeatable is
+    It is there as a whole or not at all, unless `halfway` says otherwise. One that is not repeatable is
     done again only if it was not done.
     """
 
@@ -226,7 +227,7 @@ class Operation:
     run: Callable[[ObjectLog], object]
     """Returns what was read, if anything was."""
     model: Callable[[Content], Content] = lambda content: content
-    halfway: Callable[[Content], Content] | None = None
+    halfway: Sequence[Callable[[Content], Content]] = ()
     """What the model makes of it when it has begun, if it takes several commits.
 
     Each place of the log then has what it had before, halfway, or in the end.
@@ -401,6 +402,8 @@ def _erase(log: ObjectLog) -> None:
     for stats in found.cleanings:
         if stats.error is not None:
             raise StorageError(f"not cleaned: {stats.error}")
+    if any(each.found and each.file.kind in LIVE for each in found.after.files):
+        raise StorageError(f"still there: {found.after.residuals}")
 
 
 def _erased(content: Content) -> Content:
@@ -425,6 +428,16 @@ def _half_erased(content: Content) -> Content:
             rows = (*place.rows, Row(place.end, _ERASED, None, LATER_MS))
             found[name] = Place(place.start, place.end + 1, rows)
     return found
+
+
+def _only_cleaned(content: Content) -> Content:
+    """The partitions with the key are cleaned, without a tombstone: their reading has failed."""
+    return {
+        name: Place(place.start, place.end, latest(place.rows))
+        if name.startswith("t-") and any(row.key == _ERASED for row in place.rows)
+        else place
+        for name, place in content.items()
+    }
 
 
 def _copy(log: ObjectLog) -> None:
@@ -499,12 +512,12 @@ _ALL: Final = (
     Operation("retain", lambda log: log.apply_retention(now_ms=LATER_MS), _retained),
     Operation("regroup", _regroup),
     Operation("merge", _merge),
-    Operation("clean", _clean, _cleaned, lambda content: content),
+    Operation("clean", _clean, _cleaned, (lambda content: content,)),
     Operation("sweep", lambda log: log.sweep_staged(now_ms=WEEK_MS)),
     Operation("collect", _collect),
     Operation("pass_by", _pass_by),
-    Operation("erase", _erase, _erased, _half_erased),
-    Operation("copy", _copy, _copied, _half_copied),
+    Operation("erase", _erase, _erased, (_half_erased, _only_cleaned)),
+    Operation("copy", _copy, _copied, (_half_copied,)),
     Operation("create_log", _create_log),
     Operation("read", _read),
 )

@@ -229,8 +229,8 @@ class _Trial:
             return is_done
         allowed, halfway = [after], self._first.halfway
         if not is_done:
-            allowed += [before] if halfway is None else [before, halfway(before)]
-        self._compare("the operation", *allowed, is_whole=halfway is None)
+            allowed += [before, *(each(before) for each in halfway)]
+        self._compare("the operation", *allowed, is_whole=not halfway)
         if is_done and read != self._read:
             raise Wrong(f"it has read other records: {read}")
         return is_done
@@ -265,9 +265,7 @@ class _Trial:
         if self._other is None:
             return [first(before)]
         other = self._other.model
-        begun = [before, first(before)]
-        if self._first.halfway is not None:
-            begun.append(self._first.halfway(before))
+        begun = [before, first(before), *(each(before) for each in self._first.halfway)]
         return [first(other(content)) for content in begun]
 
     def _compare(self, when: str, *allowed: Content, is_whole: bool = False) -> None:

@@ -219,8 +219,8 @@ def _epoch_ms(timestamp: datetime) -> int:
 class Operation:
     """What is done by an opened log, and what the model makes of the content.
 
-    It is there as a whole or not at all, unless `halfway` says otherwise. One that is not repeatable is
-    done again only if it was not done.
+    It is there as a whole or not at all, unless `halfway` says otherwise. One that is not
+    repeatable is done again only if it was not done.
     """
 
     name: str

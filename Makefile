@@ -136,7 +136,7 @@ docs: $(READY) ## the documents as a site, in site/; every link is checked
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)
 
-bench-quick: $(READY) $(PEERS) ## half of the programs, each day the other one, on small inputs: they work, and measure nothing
+bench-quick: $(READY) $(PEERS) ## a third of the programs, each day another one, on small inputs: they work, and measure nothing
 	$(BIN)/python -m bench --quick $(ARGS)
 
 clean: ## remove .venv, .peers and every cache

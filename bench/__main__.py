@@ -7,8 +7,8 @@ those that the programs gave before. The page, its charts and the numbers in REA
 that file; so a part can be measured again alone. What is written is complete: a program that lacks
 its peer is broken then. With --quick inputs are small, two processes run at a time, none for more
 than ten minutes, those with Spark together in one, and what is printed is no measurement: it shows
-that they work. Unless programs are named, --quick runs half of them on one day and the others on
-the next. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the
+that they work. Unless programs are named, --quick runs a third of them, and another third on the
+next day. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the
 programs too.
 """
 
@@ -79,9 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def quick_ones() -> list[str]:
-    """Return the half of the day: of the programs with a shared Spark, and of the others."""
+    """Return the third of the day: of the programs with a shared Spark, and of the others."""
     others = [name for name in PROGRAMS if name not in WITH_SPARK]
-    today = {*todays(WITH_SPARK, 2), *todays(others, 2)}
+    today = {*todays(WITH_SPARK, 3), *todays(others, 3)}
     return [name for name in PROGRAMS if name in today]
 
 

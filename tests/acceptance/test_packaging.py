@@ -22,6 +22,7 @@ import pytest
 import kafkalog
 from kafkalog.extras import install_command
 from tests import ROOT, kernel_builds
+from tests.day import todays
 
 SPARK = "pyspark==4.2.*"
 """What the extra `spark` is tried with; the other tests have the latest release."""
@@ -107,6 +108,9 @@ VERSIONS = re.findall(
     r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()
 )
 OWN_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+OWN_SPARK = todays(["editable", "oldest"], 2)
+"""The installation that starts a Spark of its own today."""
 
 pytestmark = pytest.mark.slow
 
@@ -413,6 +417,7 @@ def test_a_compiler_that_is_required_and_missing_is_an_error(sources: Path, tmp_
 
 
 @pytest.mark.spark
+@pytest.mark.skipif("editable" not in OWN_SPARK, reason="the oldest Spark has this day")
 def test_spark_finds_the_format_of_an_editable_install(
     sources: Path, quick_gcc: str, tmp_path: Path
 ) -> None:
@@ -430,6 +435,7 @@ def test_spark_finds_the_format_of_an_editable_install(
 
 
 @pytest.mark.spark
+@pytest.mark.skipif("oldest" not in OWN_SPARK, reason="the editable install has this day")
 def test_the_oldest_spark_does_everything_in_a_clean_environment(
     bare: Path, with_extra: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """The table of docs/spark-connect.md: its cells are run.
 
-KAFKALOG_CONNECT=full runs each of them (`make connect-test`); else the classic column, and a third
-of one of the two columns of Connect, which are the same.
+KAFKALOG_CONNECT=full runs each of them (`make connect-test`); else the classic column, and a
+quarter of one of the two columns of Connect, which are the same.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own.
 
-Each day a third of them have their turn. `make kill-test` runs them all (KAFKALOG_DELTA=full).
+Each day a quarter of them have their turn. `make kill-test` runs them all (KAFKALOG_DELTA=full).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SOURCE = Path(__file__).with_name("delta_rules.py")
 RULES = re.findall(r"^def (test_\w+)", SOURCE.read_text(), re.MULTILINE)
 if os.environ.get("KAFKALOG_DELTA") != "full":
-    RULES = todays(RULES, 3)
+    RULES = todays(RULES, 4)
 PATIENCE_S = 1200
 
 

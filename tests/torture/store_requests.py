@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Self
 
-from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
@@ -217,11 +217,8 @@ class _Trial:
             self._is_dead = True
         except StorageError:
             pass
-        except UnknownTopicError:  # another process has deleted a topic under it, and it says so
-            if (self._case.fault, self._case.pair.other) != (Fault.STOPPED, "delete_topic"):
-                raise
-        except InvalidInputError as error:  # without its mark, a log is none, and it says so
-            if self._case.fault is not Fault.STALE_404 or "there is no log" not in str(error):
+        except InvalidInputError as refusal:
+            if not self._explains(refusal):
                 raise
         finally:
             self.requests.is_armed = False
@@ -234,6 +231,17 @@ class _Trial:
         if is_done and read != self._read:
             raise Wrong(f"it has read other records: {read}")
         return is_done
+
+    def _explains(self, refusal: InvalidInputError) -> bool:
+        """Tell whether the case explains that an operation is refused."""
+        told = {
+            # Another process has deleted the topic, or given it as many partitions.
+            (Fault.STOPPED, "delete_topic"): "does not exist",
+            (Fault.STOPPED, "alter"): "their number can only grow",
+            # A log without its mark is none.
+            (Fault.STALE_404, self._case.pair.other): "there is no log",
+        }.get((self._case.fault, self._case.pair.other))
+        return told is not None and told in str(refusal)
 
     def _do_other(self) -> None:
         """Let another process do the other operation."""

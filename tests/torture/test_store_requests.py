@@ -39,6 +39,7 @@ def test_a_commit_is_there_once_whatever_becomes_of_its_create(bench: Bench, fau
         "commit+collect:3:stopped:same",
         "read:1:404:new",
         "erase:84:404:same",
+        "alter+alter:2:stopped:same",
     ],
 )
 def test_work_goes_on_after_a_death_a_stop_and_an_object_that_is_not_found(

@@ -126,7 +126,7 @@ class CleanedJudge(BesideJudge):
     @classmethod
     def root_in(cls, path: Path) -> Root:
         root = Root(path, logs=[_small()])
-        _pinned(path, layout.ENDED_PINS)
+        _pinned(path, layout.ENDED_PINS, is_kept=True)
         assert pins.sweep_pins(path, NOW_MS + pins.LEASE_MS) == 1
         (done,) = kafkalog.open(path, create=False).clean("small", force=True, now_ms=NOW_MS)
         assert done.error is None
@@ -183,15 +183,14 @@ def _latest(log: KafkaLog) -> list[Row]:
 _PINNED: Final = (layout.PIN, layout.ENDED_PINS)
 
 
-def _pinned(path: Path, kind: str) -> pin_file.Pin | None:
-    """Pin the action of a kind of file; that of the ended ones is found there alone."""
+def _pinned(path: Path, kind: str, *, is_kept: bool = False) -> pin_file.Pin | None:
+    """Pin the action of a kind of file; that of the ended ones leaves no file, unless `is_kept`."""
     log = kafkalog.open(path, create=False)
     action = pins.Action("app", kind)
     try:
         return pins.pin(path, action, engine_of(log).state, NOW_MS)
     finally:
-        is_listed = kind == layout.ENDED_PINS and (path / kind).exists()
-        if is_listed and (path / kind).stat().st_size:
+        if kind == layout.ENDED_PINS and not is_kept:
             (path / action.file_name()).unlink(missing_ok=True)
 
 

@@ -44,6 +44,14 @@ def test_cut_and_flipped_they_are_refused_or_harmless(judge: BesideJudge) -> Non
     assert not judge.faults
 
 
+def test_a_missing_file_leaves_nothing_that_hides_the_next_damage(judge: BesideJudge) -> None:
+    for name in judge.files():
+        data = (judge.root.path / name).read_bytes()
+        judge.judge(name, None, 0, write=True)
+        judge.judge(name, flipped(data, 0, 1), 0, write=True)
+    assert not judge.faults
+
+
 def test_every_name_that_a_file_can_have_is_among_the_damaged(tmp_path: Path) -> None:
     """A new kind of file has to be damaged, too, or to be one that nothing is read from."""
     ours, brokers = Root(tmp_path / "ours"), Root(tmp_path / "brokers")

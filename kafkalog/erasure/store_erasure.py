@@ -93,10 +93,9 @@ class StoreErasure:
     ) -> CleanerStats | None:
         """Clean a partition, again as long as another process takes its objects away meanwhile."""
         while True:
-            names = self._closed(number)
-            sizes = [self._log.known_state.objects[name].size for name in names]
+            closed = self._closed(number)
 
-            def tell(stats: CleanerStats, of: int = 2 * sum(sizes)) -> None:
+            def tell(stats: CleanerStats, of: int = 2 * sum(closed.values())) -> None:
                 progress(of, stats)
 
             now_ms = self._clock()
@@ -112,17 +111,19 @@ class StoreErasure:
             with self._log.claim(f"{self._topic_id}-{number}", now_ms=now_ms):
                 stats = cleaning.clean(self._topic, number, force=True)
             if stats is not None:
-                self._holders.update(names)
+                self._holders.update(closed)
                 return stats
-            if self._closed(number) == names:
+            if self._closed(number) == closed:
                 return None
 
-    def _closed(self, number: int) -> list[str]:
-        """Return the names of the segment objects of a partition that can be cleaned now."""
+    def _closed(self, number: int) -> dict[str, int]:
+        """Return the sizes, by name, of the segment objects of a partition to be cleaned now."""
         state = self._log.store_state()
-        if not self._log.has_topic(self._topic, self._topic_id):
-            return []
-        return [name for name, _ in closed_extents(state, self._topic, number)]
+        known = state.log.topics.get(self._topic)
+        if known is None or known.topic_id != self._topic_id:
+            return {}
+        names = [name for name, _ in closed_extents(state, self._topic, number)]
+        return {name: state.objects[name].size for name in names}
 
     def remove_dropped(
         self, partitions: Sequence[int], *, now: bool, wait: Callable[[int], None] | None

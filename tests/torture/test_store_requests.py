@@ -48,6 +48,13 @@ def test_work_goes_on_after_a_death_a_stop_and_an_object_that_is_not_found(
     assert tried(bench, case) == ""
 
 
+@pytest.mark.parametrize("n", range(112, 120))
+def test_an_erasure_goes_on_when_a_cleaner_replaces_what_it_is_about_to_clean(
+    bench: Bench, n: int
+) -> None:
+    assert tried(bench, f"erase+clean:{n}:stopped:new") == ""
+
+
 def test_each_request_of_an_operation_is_spoiled_in_each_way(bench: Bench) -> None:
     kinds, _ = bench.requests("commit")
     found = cases(bench, Pair("commit"), 1)

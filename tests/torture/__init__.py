@@ -36,15 +36,14 @@ class Count:
     """What was tried, how often, and how often it went wrong.
 
     `what` is a plural, "crash states"; `target` is the least that has to be tried by a full run, 0
-    where none is named; `or_minutes` is how long a run may try as often as it can instead; `more`
-    tells what is worth knowing besides, by words; `skipped` why nothing could be tried here.
+    where none is named; `more` tells what is worth knowing besides, by words; `skipped` why nothing
+    could be tried here.
     """
 
     what: str
     count: int
     violations: int
     target: int = 0
-    or_minutes: int = 0
     seed: int = SEED
     seconds: float = 0.0
     more: Mapping[str, int | float | str] = field(default_factory=dict)
@@ -53,8 +52,7 @@ class Count:
     @property
     def is_enough(self) -> bool:
         """Whether it was tried as often as a full run has to, or could not be tried at all."""
-        is_over = bool(self.or_minutes) and self.seconds >= self.or_minutes * 60
-        return self.count >= self.target or is_over or bool(self.skipped)
+        return self.count >= self.target or bool(self.skipped)
 
 
 class Tally:
@@ -69,7 +67,6 @@ class Tally:
         what: str,
         options: argparse.Namespace,
         target: int = 0,
-        or_minutes: int = 0,
     ) -> None:
         self.count = 0
         self.violations = 0
@@ -80,7 +77,6 @@ class Tally:
         self._program = program
         self._what = what
         self._target = target if is_full else 0
-        self._or_minutes = or_minutes if is_full else 0
         self._options = options
         self._started = time.monotonic()
         self._told = self._started
@@ -131,7 +127,6 @@ class Tally:
             count=self.count,
             violations=self.violations,
             target=self._target,
-            or_minutes=self._or_minutes,
             seed=self._options.seed,
             seconds=round(self.seconds, 1),
             more=self.more,

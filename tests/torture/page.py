@@ -140,7 +140,7 @@ def _rows(result: Result) -> Iterator[str]:
         cells = (
             count["what"],
             f"{count['count']:,}",
-            _least(count),
+            f"{count['target']:,}" if count["target"] else "",
             f"{count['violations']:,}",
             str(count["seed"]),
             f"{round(count['seconds']):,} s",
@@ -149,12 +149,6 @@ def _rows(result: Result) -> Iterator[str]:
             f"{result.machine['library']}",
         )
         yield f"| {' | '.join(cells)} |"
-
-
-def _least(count: Mapping[str, Any]) -> str:
-    least = f"{count['target']:,}" if count["target"] else ""
-    minutes = count.get("or_minutes", 0)
-    return f"{least}, or {minutes} min" if minutes else least
 
 
 def _docstring(program: str) -> tuple[str, str]:

@@ -45,18 +45,6 @@ def test_who_asks_for_less_gets_less(
     assert counted(tally, capsys)["target"] == 0
 
 
-def test_a_run_that_took_its_time_has_done_enough(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tally = Tally("power_cuts", "power cuts", options(), target=10, or_minutes=30)
-    tally.tried(9)
-    with pytest.raises(SystemExit):
-        tally.report()
-    capsys.readouterr()
-    monkeypatch.setattr(Tally, "seconds", 30 * 60.0)
-    assert counted(tally, capsys)["count"] == 9
-
-
 # --- the page ------------------------------------------------------------------------------------
 
 
@@ -76,9 +64,9 @@ def test_what_could_not_be_tried_leaves_the_row_and_says_so() -> None:
     (told,) = [line for line in page_of(results).splitlines() if line.startswith("| power cuts")]
     assert "| 12 | 10 |" in told and "2026-01-01" in told
     assert "skipped on 2026-02-02 (abc): needs root" in told
-    results.add("power_cuts", [row(11, or_minutes=30)], MACHINE)
+    results.add("power_cuts", [row(11)], MACHINE)
     (told,) = [line for line in page_of(results).splitlines() if line.startswith("| power cuts")]
-    assert "| 11 | 10, or 30 min |" in told and "skipped" not in told
+    assert "| 11 | 10 |" in told and "skipped" not in told
 
 
 def test_what_was_never_tried_is_on_the_page_as_that() -> None:

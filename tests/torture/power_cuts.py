@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import json
+import os
 import random
 import shutil
 import sys

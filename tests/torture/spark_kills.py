@@ -32,9 +32,12 @@ TARGET: Final = 200
 SUITES: Final[Mapping[str, Mapping[str, str]]] = {
     "query": {"KAFKALOG_KILLS": "20"},
     "steps": {"KAFKALOG_STEPS": "every"},
-    "upserts": {"KAFKALOG_KILLS": "40", "KAFKALOG_WORKER_KILLS": "100"},
+    "upserts": {"KAFKALOG_KILLS": "20", "KAFKALOG_WORKER_KILLS": "70"},
 }
-"""What is done, and how often; a sample is what the suite does."""
+"""What is done, and how often; upserts go to databases, and as often to Delta Lake.
+
+A sample is what the suite does.
+"""
 
 _PATIENCE_S: Final = 60
 _TOLD: Final = 40

@@ -35,9 +35,6 @@ PROGRAMS: Final = (
     "fuzz",
     "model",
 )
-NOT_RUN_IN_FULL: Final = ("store_requests",)
-"""The programs that may be on the page without counts, as no full run has ended yet. A full run
-ends with counts, and its program leaves this list."""
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""
 _HERE: Final = Path(__file__).resolve().parent
@@ -104,20 +101,12 @@ class Results:
     def pages(self) -> Mapping[str, str]:
         """Return the pages by the names of their files."""
         sections = [_section(name) for name in PROGRAMS]
+        rows = [row for result in self for row in _rows(result)]
         return {
-            PAGE: "\n".join([_HEAD, *self._table(), "", *_summary(), *_limits()]),
+            PAGE: "\n".join([_HEAD, *rows, "", *_summary(), *_limits()]),
             PAGE_OF_PROGRAMS: "\n".join([_HEAD_OF_PROGRAMS, *sections])[:-1],
             PAGE_OF_FINDINGS: "\n".join([_HEAD_OF_FINDINGS, *_found(), *_old_bugs()]),
         }
-
-    def _table(self) -> Iterator[str]:
-        """Yield a row for each count, and one for each program that has not run in full yet."""
-        for name in PROGRAMS:
-            result = self._by_program.get(name)
-            if result is None:
-                yield f"| {name.replace('_', ' ')} | not run in full yet | | | | | | `{name}` |"
-            else:
-                yield from _rows(result)
 
 
 def machine() -> dict[str, str]:

@@ -162,17 +162,17 @@ def _summary() -> Iterator[str]:
     found = tomllib.loads(FOUND.read_text())["found"]
     by = Counter(one["by"] for one in found)
     told = ", ".join(f"{name} {count}" for name, count in by.most_common())
-    yield "\n## What was found\n"
+    yield "\n## Faults found\n"
     yield _filled(
-        f"{len(found)} faults were found and mended, each with a test: {told}. The page "
-        f"[{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists {len(OLD_BUGS)} old "
+        f"{len(found)} faults were found and mended, each with a test. Their finders: {told}. "
+        f"The page [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists {len(OLD_BUGS)} old "
         "bugs that a switch brings back, to hold that the tests of each bug still catch it."
     )
     yield ""
 
 
 def _limits() -> Iterator[str]:
-    yield "## What is not proved\n"
+    yield "## Claims not proved\n"
     for text in _NOT_PROVED:
         yield _item(f"- {text}")
     yield ""
@@ -239,7 +239,7 @@ _HEAD_OF_PROGRAMS: Final = """# Reliability: the programs
 The page [reliability.md](reliability.md) says how often each program ran. This page says what each
 one does.
 """
-_HEAD_OF_FINDINGS: Final = """# Reliability: what was found
+_HEAD_OF_FINDINGS: Final = """# Reliability: faults found
 
 The page [reliability.md](reliability.md) says what was tried.
 """
@@ -248,9 +248,9 @@ _NOT_PROVED: Final = (
     "the bytes durable. A disk that lies about a sync can lose acknowledged records.",
     "ext4 is the one file system whose power cuts were tried, without its fast commits. Those of "
     "`crash_states` hold for any file system that keeps what POSIX promises.",
-    "Faults that meet are tried in these pairs: a death and a power cut, two deaths and a power "
-    "cut, a failing call and a death in either order, a failed sync and a power cut, a death and a "
-    "stopped process of a store. Other pairs are not tried.",
+    "A power cut is tried after one death, after two deaths, and after a failed sync. A failing "
+    "call is tried before and after a death. In a store, a death is tried beside a stopped "
+    "process. Other combinations of faults are not tried.",
     "A store in memory answers `store_requests`. Commits and micro-batches were also tried with a "
     "server that speaks S3, and no cloud's own service.",
     "The moments of `kills` and `spark_kills` are those of a real clock, so no run may meet a "
@@ -262,5 +262,5 @@ _NOT_PROVED: Final = (
     "reads a log that is clean up to there once, and compares no keys.",
     "A full disk is tried with an upsert into SQLite, whose tables are files of the same host. A "
     "database server's full disk is that server's matter: its error fails the micro-batch.",
-    "Fuzzing shows faults, and never that there are none.",
+    "Fuzzing can find a fault. It cannot show that no fault is left.",
 )

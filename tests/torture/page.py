@@ -165,8 +165,9 @@ def _summary() -> Iterator[str]:
     yield "\n## Faults found\n"
     yield _filled(
         f"{len(found)} faults were found and mended, each with a test. Their finders: {told}. "
-        f"The page [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists {len(OLD_BUGS)} old "
-        "bugs that a switch brings back, to hold that the tests of each bug still catch it."
+        f"The page [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists "
+        f"{len(OLD_BUGS)} old bugs that a switch brings back, to hold that the tests of each bug "
+        "still catch it."
     )
     yield ""
 

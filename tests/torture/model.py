@@ -1,6 +1,6 @@
 """Run any steps in any order, and compare the log with a model after each of them.
 
-    python -m tests.torture.model [--seconds S] [--only SEED]
+    python -m tests.torture.model [--quick] [--seed N] [--only SEED]
 
 The test draws logs of all codecs, segment sizes, timestamp types and budgets, with up to 50 steps
 each. Steps create, change and delete topics, append, run transactions, read, clean, apply
@@ -26,8 +26,9 @@ from tests.torture.model_machine import LogMachine
 
 __all__ = ["STEPS", "examples"]
 
-SECONDS: Final = 300
+TARGET: Final = 40_000
 GROUP: Final = 20
+"""Examples of one seed, about a thousand steps."""
 STEPS: Final = 50
 PHASES: Final = (Phase.generate, Phase.shrink)
 
@@ -47,13 +48,10 @@ def examples(seed: int, count: int, *, phases: Sequence[Phase] = PHASES) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run groups of examples until the time is over."""
-    made = parser("model", __doc__)
-    made.add_argument("--seconds", type=float, metavar="S", help=f"for so long ({SECONDS})")
-    options = made.parse_args(arguments)
-    seconds = options.seconds or (10 if options.quick else SECONDS)
+    """Run groups of examples until there are enough steps; a sample is one group."""
+    options = parser("model", __doc__).parse_args(arguments)
     logging.disable(logging.WARNING)  # a batch that came again, a partition that was put right
-    tally = Tally("model", "steps held against a model", options)
+    tally = Tally("model", "steps held against a model", options, TARGET)
     try:
         for number in range(1 << 30):
             seed = int(options.only or options.seed * 1_000_000 + number)
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             except Exception as fault:
                 tally.violated(str(seed), "".join(traceback.format_exception(fault)))
             tally.tried(LogMachine.counts["steps"] - before)
-            if options.only or tally.seconds > seconds:
+            if options.only or options.quick or tally.count >= TARGET:
                 break
     finally:
         LogMachine.end()

@@ -247,6 +247,8 @@ The page [reliability.md](reliability.md) says what was tried.
 _NOT_PROVED: Final = (
     "The disk of `crash_states` and `power_cuts` keeps its promise: a sync that returns has made "
     "the bytes durable. A disk that lies about a sync can lose acknowledged records.",
+    "A disk writes a sector of 512 bytes as a whole, and a death leaves no part of one. The "
+    "journal's published end has 36 bytes of one sector.",
     "ext4 is the one file system whose power cuts were tried, without its fast commits. Those of "
     "`crash_states` hold for any file system that keeps what POSIX promises.",
     "A power cut is tried after one death, after two deaths, and after a failed sync. A failing "
@@ -261,6 +263,8 @@ _NOT_PROVED: Final = (
     "are not noticed by a commit. A read meets the checksum; `kafkalog verify` names the place.",
     "A read with `view=latest` trusts the first dirty offset that our own cleaner has recorded. It "
     "reads a log that is clean up to there once, and compares no keys.",
+    "No checksum covers a batch's leader epoch. A lookup by time returns it as it is, as Kafka's "
+    "does.",
     "A full disk is tried with an upsert into SQLite, whose tables are files of the same host. A "
     "database server's full disk is that server's matter: its error fails the micro-batch.",
     "Fuzzing can find a fault. It cannot show that no fault is left.",

@@ -7,6 +7,7 @@
 - A mixed object and a segment object hold records of certain partitions; all others read whole. The
   commit has positions, offsets and sizes, so no base offset in an object counts.
 - A side object has indexes: a lookup finds the right record, or none of it is believed.
+- No checksum covers a batch's leader epoch, which `Judge` does not compare either.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class StoredJudge:
             self._whole = _Whole(
                 {topic: _rows(log, topic) for topic in TOPICS},
                 {key: _lookup(log, key) for key in KEYS},
-                {topic: log.offset_for_time(topic, NOW_MS) for topic in TOPICS},
+                {topic: _times(log, topic) for topic in TOPICS},
             )
             self._topics = {name: self._topics_of(log, name) for name in self._log.names}
         self.root = _Root(directory / "objects")
@@ -113,7 +114,7 @@ class StoredJudge:
         for topic in TOPICS:
             try:
                 rows = _rows(log, topic)
-                times = log.offset_for_time(topic, NOW_MS)
+                times = _times(log, topic)
             except KafkaLogError:
                 assert topic in self._topics[name], f"{topic} cannot be read"
                 found.add("refused")
@@ -160,6 +161,12 @@ def _rows(log: ObjectLog, topic: str) -> list[Any]:
         for batch in log.read(topic, 0, isolation_level=level, include_headers=True)
         for row in batch.to_pylist()
     ]
+
+
+def _times(log: ObjectLog, topic: str) -> list[Any]:
+    """Return the offset and the timestamp of the first record since `NOW_MS` by partition."""
+    found = log.offset_for_time(topic, NOW_MS)
+    return [(number, each and each[:2]) for number, each in found.items()]
 
 
 def _latest(rows: list[Any]) -> dict[bytes, Any]:

@@ -41,7 +41,7 @@ from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
-    from kafkalog.storage_engine.object_store.store_state import StoreState
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
     from kafkalog.storage_engine.writing.retention import RetentionStats
 
 _log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ def merge_due(
             names = [each.object_name for each in placed]
             with log.claim(f"{known.topic_id}-{number}", now_ms=now_ms) as is_mine:
                 try:
-                    if is_mine and not any(_has_gaps(log, name) for name in names):
+                    if is_mine and not any(_has_gaps(log, each) for each in placed):
                         done.append(regroup(log, names, now_ms=now_ms, check_abort=check_abort))
                 except CorruptLogError as fault:
                     _log.warning("%s: an object cannot be merged: %s", log.root, fault)
@@ -119,9 +119,12 @@ def merge_due(
     return done
 
 
-def _has_gaps(log: ObjectLog, name: str) -> bool:
+def _has_gaps(log: ObjectLog, placed: PlacedExtent) -> bool:
     """Return whether offsets are left out in a segment object, which was imported then."""
-    return bool(SideObject(log.client, layout.stored_side(name)).section(layout.GAPS))
+    name, extent = placed
+    if extent.gaps < 0:
+        return len(SideObject(log.client, layout.stored_side(name)).gaps()) > 0
+    return extent.gaps > 0
 
 
 def choose(

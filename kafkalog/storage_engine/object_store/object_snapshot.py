@@ -2,7 +2,8 @@
 
 Objects are immutable, so a snapshot holds nothing open and needs no lock. Each extent is read as a
 segment. The commit log lists the extents. Within one of a mixed object the batches have no gap. A
-segment object may have gaps; its indexes are fetched by a lookup that needs them, and kept.
+segment object may have gaps. Then a read fetches their list, and a batch that does not follow the
+one before it is damaged. Its indexes are fetched by a lookup that needs them. Both are kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRa
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import covering
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+from kafkalog.storage_engine.segment.gaps import GapRows
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
@@ -125,7 +127,7 @@ class ObjectSnapshot(PartitionSnapshot):
             f"{self._ranges.client.address}/{placed.object_name}, extent of byte {extent.position}",
             base_offset,
             end_offset=extent.next_offset,
-            begin_chain=_without_gaps if side is None else None,
+            begin_chain=partial(_chain, side if extent.gaps else None),
             indexes=indexes,
             largest_timestamp=extent.max_timestamp,
         )
@@ -173,5 +175,8 @@ def open_snapshot(
     return ObjectSnapshot(FetchedRanges(client, extents), topic, partition, held, extents)
 
 
-def _without_gaps(base_offset: int, size: int | None, next_offset: int | None) -> OffsetChain:
-    return OffsetChain([], next_offset, 0)
+def _chain(
+    side: SideObject | None, base_offset: int, size: int | None, next_offset: int | None
+) -> OffsetChain:
+    """Begin a chain of batches whose gaps a side object lists; None for no gaps."""
+    return OffsetChain([] if side is None else [GapRows(side.gaps())], next_offset, 0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.fs.files import Buffer
     from kafkalog.storage_engine.object_store.client import ObjectClient
     from kafkalog.storage_engine.segment.byte_source import ByteSource
+    from kafkalog.storage_engine.segment.gaps import Gaps
 
 AROUND: Final = 64 << 10
 """Bytes on both sides of a block of the key index that are fetched with it: the next guess."""
@@ -122,6 +123,13 @@ class SideObject:
         if name not in self._kept:
             self._kept[name] = self.section(name)
         return self._kept[name]
+
+    def gaps(self) -> Gaps:
+        """Return the gaps of the segment: int64 (g, 2), ascending. Raises as `section` does."""
+        import numpy as np
+
+        data = self.kept_section(layout.GAPS)
+        return np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
 
     def size_of(self, name: str) -> int:
         """Return the size of a section; 0 if there is none. Raises as `section` does."""

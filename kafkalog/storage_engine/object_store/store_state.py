@@ -38,6 +38,8 @@ class Extent:
     leader_epoch: int
     max_timestamp: int
     """The largest timestamp of its batches in epoch ms; -1 for none."""
+    gaps: int = 0
+    """How many gaps between its offsets the side object lists; -1 if an early release wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,10 +245,10 @@ def _place(topic_id: str, partition: int) -> str:
 
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
-    found = Extent(str(topic_id), *map(int, numbers))
+    known = (*map(int, numbers), -1)[: len(Extent.__slots__) - 1]
+    found = Extent(str(topic_id), *known)
     is_short = found.next_offset <= found.base_offset
-    is_negative = min(numbers[:-2]) < 0 or min(found.leader_epoch, found.max_timestamp) < -1
-    if is_short or is_negative:
+    if is_short or min(known[:4]) < 0 or min(known[4:]) < -1:
         raise ValueError(f"{values}: no extent")
     return found
 

@@ -242,6 +242,18 @@ class GapFile:
         return np.frombuffer(self.data(part), dtype=">i8").astype(np.int64).reshape(-1, 2)
 
 
+class GapRows:
+    """The gaps of one segment, or a part of them, in memory."""
+
+    def __init__(self, gaps: Gaps) -> None:
+        self._gaps = gaps
+
+    def between(self, low: int, high: int) -> Gaps:
+        """Return the gaps that begin in [low, high]."""
+        first, stop = self._gaps[:, 0].searchsorted((low, high + 1))
+        return self._gaps[first:stop]
+
+
 class GapSection:
     """The gaps of one segment, or of all raw appends; only one part is in memory."""
 
@@ -271,9 +283,7 @@ class GapSection:
         for place in range(max(0, bisect_right(self._firsts, low) - 1), len(self.parts)):
             if self._firsts[place] > high:
                 break
-            gaps = self._gaps(place)
-            first, stop = np.searchsorted(gaps[:, 0], (low, high + 1))
-            found.append(gaps[first:stop])
+            found.append(GapRows(self._gaps(place)).between(low, high))
         result: Gaps = np.concatenate([np.empty((0, 2), dtype=np.int64), *found])
         return result
 

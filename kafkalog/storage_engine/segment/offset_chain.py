@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.segment.gaps import GapFile, GapSection
+from kafkalog.storage_engine.segment.gaps import GapFile, GapRows, GapSection
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +67,7 @@ class OffsetChain:
 
     def __init__(
         self,
-        sections: Sequence[GapSection],
+        sections: Sequence[GapSection | GapRows],
         next_offset: int | None,
         listed_from: int,
         sizes: Sequence[int] = (),
@@ -127,7 +127,7 @@ class OffsetChain:
 
     def _compare(
         self,
-        section: GapSection,
+        section: GapSection | GapRows,
         froms: npt.NDArray[np.int64],
         base_offsets: npt.NDArray[np.int64],
         rows: npt.NDArray[np.intp],
@@ -170,7 +170,7 @@ class OffsetChain:
             return next_offset == end or end <= self.listed_from
         return any(self._ends(section, next_offset, end) for section in self._sections)
 
-    def _ends(self, section: GapSection, next_offset: int, end: int) -> bool:
+    def _ends(self, section: GapSection | GapRows, next_offset: int, end: int) -> bool:
         listed: list[list[int]] = section.between(next_offset, end - 1).tolist()
         is_open = next_offset == end or end <= self.listed_from
         if listed == ([] if is_open else [[next_offset, end]]):

@@ -70,3 +70,14 @@ def test_an_extent_may_have_no_leader_epoch() -> None:
     with pytest.raises(ValueError, match="no extent"):
         extent[6] = -2
         StoreState().apply(1, {"time_ms": 1, "objects": {"segments/0/x.log": [40, [extent]]}}, 9)
+
+
+def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:
+    def gaps_of(*more: int) -> int:
+        objects = {"segments/0/x.log": [40, [["A" * 22, 0, 0, 40, 0, 5, 0, -1, *more]]]}
+        state = StoreState().apply(1, {"time_ms": 1, "objects": objects}, 9)
+        return state.objects["segments/0/x.log"].extents[0].gaps
+
+    assert (gaps_of(), gaps_of(0), gaps_of(3)) == (-1, 0, 3)
+    with pytest.raises(ValueError, match="no extent"):
+        gaps_of(-2)

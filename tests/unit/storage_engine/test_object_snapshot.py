@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from kafkalog.cleaner.schedule import store_manager
 from kafkalog.errors import (
     CorruptBatchError,
     InvalidInputError,
@@ -61,6 +62,11 @@ class Log:
 
     def snapshot(self, partition: int = 0) -> ObjectSnapshot:
         return open_snapshot(self.client, self.state, "t", partition)
+
+    def content(self, name: str) -> bytes:
+        stored = self.client.get(name)
+        assert stored is not None
+        return bytes(stored.data)
 
     @property
     def gets(self) -> int:
@@ -125,6 +131,59 @@ def test_a_partition_is_read_with_offsets_times_and_headers(log: Log) -> None:
     assert table["offset"].to_pylist() == [0, 1, 2, 3]
     assert set(table["partition"].to_pylist()) == {1}
     assert set(table["topic"].to_pylist()) == {"t"}
+
+
+def with_gaps() -> Log:
+    """Return a log with a segment object of 12 offsets whose records 0 to 4 are cleaned away."""
+    log = Log(1)
+    log.log.alter_topic("t", {"cleanup.policy": "compact"})
+    for number in range(12):
+        log.append(rows_of(1, first=number))
+    store_manager.clean(log.log, "t", force=True, now_ms=NOW_MS + 1)
+    return log
+
+
+def test_a_read_of_a_segment_with_gaps_fetches_their_list_once() -> None:
+    log = with_gaps()
+    (placed,) = log.extents()
+    assert placed.extent.gaps == 1
+    with log.snapshot() as snapshot:
+        before = log.gets
+        table = read(snapshot)
+        assert table["offset"].to_pylist() == [*range(5, 12)]
+        assert log.gets == before + 2
+        read(snapshot, 7)
+        assert log.gets == before + 2
+
+
+def test_a_read_of_a_segment_without_gaps_fetches_no_list(log: Log) -> None:
+    log.append(rows_of(4, 2))
+    store_manager.regroup_due(log.log, force=True, now_ms=NOW_MS)
+    before = log.gets
+    for partition in (0, 1):
+        with log.snapshot(partition) as snapshot:
+            assert snapshot._extents[0].extent.gaps == 0
+            read(snapshot)
+    assert log.gets == before + 2
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_batch_whose_base_offset_lies_in_a_gap_is_refused(is_known: bool) -> None:
+    """No checksum covers the base offset; an early release has not counted the gaps."""
+    log = with_gaps()
+    ((name, extent),) = log.extents()
+    changed = layout.stored_segment(log.state.number, log.topic_id, 0, 0, "c" * 16)
+    log.writer.put_unique(layout.stored_side(changed), log.content(layout.stored_side(name)))
+    data = bytearray(log.content(name))
+    assert data[:8] == (5).to_bytes(8)
+    data[:8] = (4).to_bytes(8)
+    log.writer.put_unique(changed, bytes(data))
+    extents = [PlacedExtent(changed, extent if is_known else dataclasses.replace(extent, gaps=-1))]
+    state = log.state.log.topic("t").partitions[0]
+    with ObjectSnapshot(FetchedRanges(log.client, extents), "t", 0, state, extents) as snapshot:
+        with pytest.raises(CorruptBatchError, match="offset 5"):
+            read(snapshot)
+        assert snapshot.sides.keys() == {changed}
 
 
 @pytest.mark.parametrize("batch_size", [1, 70, 1 << 20])

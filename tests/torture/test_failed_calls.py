@@ -237,6 +237,19 @@ def test_a_broken_disk_takes_no_data_any_more_and_gives_what_it_has(tmp_path: Pa
     assert calls.names == ["open", "fsync", "fsync", "pwrite", "pread"]
 
 
+@pytest.mark.parametrize(
+    ("death", "position", "size", "written"),
+    [(0, 64, 36, 18), (2, 64, 36, None), (3, 64, 36, 18), (2, 500, 36, 12), (2, 0, 2000, 512)],
+)
+def test_a_short_write_that_a_death_leaves_ends_at_a_sector(
+    death: int, position: int, size: int, written: int | None
+) -> None:
+    calls = Calls(1, "SHORT", death)
+    calls.is_armed = True
+    assert calls("pwrite", (3, bytes(size), position)) == written
+    assert bool(calls.failed) == (written is not None)
+
+
 def test_cases_name_each_call_and_fit_it() -> None:
     names = ["create", "fsync", "pwrite", "open"]
     plan = Plan(Workload.parse("clean+topic@lz4"))

@@ -184,11 +184,17 @@ _PINNED: Final = (layout.PIN, layout.ENDED_PINS)
 
 
 def _pinned(path: Path, kind: str, *, is_kept: bool = False) -> pin_file.Pin | None:
-    """Pin the action of a kind of file; that of the ended ones leaves no file, unless `is_kept`."""
+    """Pin the action of a kind of file; that of the ended ones leaves no file, unless `is_kept`.
+
+    It never sweeps: files that were damaged and put back have the time of this host, so they would
+    count as ended.
+    """
     log = kafkalog.open(path, create=False)
     action = pins.Action("app", kind)
+    never = mock.patch.object(pins, "_SWEEPS_ONE_IN", 1 << 62)
     try:
-        return pins.pin(path, action, engine_of(log).state, NOW_MS)
+        with never:
+            return pins.pin(path, action, engine_of(log).state, NOW_MS)
     finally:
         if kind == layout.ENDED_PINS and not is_kept:
             (path / action.file_name()).unlink(missing_ok=True)

@@ -34,7 +34,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
-from kafkalog.storage_engine.segment.gaps import GapFile, GapSection, Section, list_sections
+from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.partition_directory import create_partition, note_recorded
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
@@ -255,7 +255,7 @@ class ScratchPartition:
                 if source is not None and not self._gains_keys(source, segment):
                     replaced.discard(source)
                 else:
-                    new.append((segment, self._extent(segment, end, _section(segment, gaps))))
+                    new.append((segment, self._extent(segment, end)))
 
             def put_one(each: tuple[SegmentFiles, Extent]) -> None:
                 segment, extent = each
@@ -278,7 +278,7 @@ class ScratchPartition:
         path = self.directory / layout.key_index_file(segment.base_offset)
         return source not in self._keyed and path.exists()
 
-    def _extent(self, segment: SegmentFiles, end: int, listed: GapSection) -> Extent:
+    def _extent(self, segment: SegmentFiles, end: int) -> Extent:
         times = TimeIndex(segment.time_index, segment.base_offset).last_entry()
         return Extent(
             self._topic.topic_id,
@@ -289,7 +289,6 @@ class ScratchPartition:
             end,
             self.held.leader_epoch,
             layout.NO_TIMESTAMP if times is None else times[0],
-            sum(part.count for part in listed.parts),
         )
 
     @contextlib.contextmanager
@@ -307,7 +306,10 @@ class ScratchPartition:
         for name, path in paths.items():
             with contextlib.suppress(FileNotFoundError):
                 found[name] = files.read_file(path)
-        rows = np.concatenate([*_section(segment, gaps).all()])
+        listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
+        if not listed:
+            raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")
+        rows = np.concatenate([*listed[-1].all()])
         found[layout.GAPS] = rows.astype(">i8").tobytes()
         keys = self.directory / layout.key_index_file(segment.base_offset)
         if not keys.exists():
@@ -317,14 +319,6 @@ class ScratchPartition:
             found[layout.KEYS] = data
             found[layout.STORED_FILTER] = key_filter.encoded(data)
             yield found
-
-
-def _section(segment: SegmentFiles, gaps: GapFile) -> GapSection:
-    """Return the gaps of a segment that the cleaner has written; raises StorageError."""
-    listed = [s for s in gaps.sections_of(segment.base_offset) if s.size == segment.size]
-    if not listed:
-        raise StorageError(f"{segment.log}: its gaps are not listed. Clean the topic again.")
-    return listed[-1]
 
 
 def _write(path: Path, pieces: Iterable[Buffer]) -> None:

@@ -189,14 +189,13 @@ class _Segments:
         data = self._data[start : start + int(table.sizes.sum())]
         gaps = GapCollector(part.base_offset)
         gaps.add(table.base_offsets, table.last_offsets)
-        listed = gaps.gaps(part.end)
         index = IndexBuilder(part.base_offset, self._config.index_interval_bytes)
         index.add_batches(table.positions - start, table.last_offsets, table.max_timestamps)
         index.add_time()
         sections = {
             layout.INDEX: bytes(index.offset_entries),
             layout.TIME_INDEX: bytes(index.time_entries),
-            layout.GAPS: listed.astype(">i8").tobytes(),
+            layout.GAPS: gaps.gaps(part.end).astype(">i8").tobytes(),
         }
         if aborted:
             sections[layout.TRANSACTION_INDEX] = aborted
@@ -211,7 +210,6 @@ class _Segments:
             part.end,
             _last_epoch(table, self._held.leader_epoch),
             int(table.max_timestamps.max(initial=layout.NO_TIMESTAMP)),
-            len(listed),
         )
         return extent, data, sections
 

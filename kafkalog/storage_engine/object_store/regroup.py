@@ -286,12 +286,7 @@ class _SegmentFile:
         """Begin a segment with the batch at `base_offset`, which is in an extent."""
         self._path = path
         self._extent = dataclasses.replace(
-            extent,
-            position=0,
-            size=0,
-            base_offset=base_offset,
-            max_timestamp=layout.NO_TIMESTAMP,
-            gaps=0,
+            extent, position=0, size=0, base_offset=base_offset, max_timestamp=layout.NO_TIMESTAMP
         )
         self._index = IndexBuilder(base_offset, config.index_interval_bytes)
         self._fd = files.open_empty(path)

@@ -45,8 +45,8 @@ def put_segment(
 ) -> SegmentObject:
     """Write a `.log` file and its indexes, by two requests; `seen` is that of the name.
 
-    The size of the extent is that of the file. The indexes come first, so a segment object without
-    them is no state. Raises StorageError, OSError.
+    The extent gets the size of the file, and the number of gaps that the sections list. The indexes
+    come first, so a segment object without them is no state. Raises StorageError, OSError.
     """
     with files.mapped(log) as data:
         return put_segment_bytes(client, seen, extent, data, sections)
@@ -67,4 +67,5 @@ def put_segment_bytes(
     client.put_unique(layout.stored_side(name), *side)
     client.put_unique(name, data)
     side_size = sum(map(len, side))
-    return SegmentObject(name, dataclasses.replace(extent, size=len(data)), side_size)
+    gaps = len(sections.get(layout.GAPS, b"")) // layout.GAP.size
+    return SegmentObject(name, dataclasses.replace(extent, size=len(data), gaps=gaps), side_size)

@@ -24,7 +24,7 @@ PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.
     $(addprefix tests/unit/cleaner/test_, clean.py manager.py pause.py swap.py thread.py)
 # Dead before an act, a process leaves what it leaves dead after the one before; one fault of a disk will do.
 PLATFORM_CASES := not (any_act and before) and not (any_act and 28-)
-KERNEL_BUILDS := sanitized mutated python checked
+KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
@@ -53,11 +53,11 @@ test-all: test test-rest ## both of them; with KAFKALOG_DAY=every all tests
 test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
 	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen -k '$(PLATFORM_CASES)' $(PLATFORM_TESTS) $(ARGS)
 
-test-kernels: $(READY) ## the kernels' tests with bounds checks, with sanitizers, as Python, and with wrong types
+test-kernels: $(READY) ## the kernels' tests with bounds checks and sanitizers, as Python, and with wrong types
 	$(MAKE) --jobs=2 --output-sync $(KERNEL_BUILDS:%=test-kernels-%)
 
-test-kernels-checked test-kernels-sanitized: test-kernels-%: $(READY)
-	$(BIN)/python -m tests.kernel_builds $* -m pytest $(KERNEL_TESTS)
+test-kernels-sanitized: $(READY)
+	$(BIN)/python -m tests.kernel_builds sanitized -m pytest $(KERNEL_TESTS)
 
 test-kernels-python: $(READY)
 	$(BIN)/python -m tests.kernel_builds python -m coverage run --include='*/kernels.py,*/kernels/*.py' -m pytest $(KERNEL_TESTS)
@@ -121,8 +121,7 @@ torture: $(READY) $(FUZZ) ## break the log in every way there is, hours, as root
 torture-quick: $(READY) ## a sample of each way, in minutes
 	$(BIN)/python -m tests.torture --quick $(ARGS)
 
-torture-quick-kernels: $(READY) ## damage, fuzz and model with kernels that check bounds; more with sanitized ones
-	$(BIN)/python -m tests.kernel_builds checked -m tests.torture --quick fuzz model damage
+torture-quick-kernels: $(READY) ## samples with kernels that have bounds checks and sanitizers
 	$(BIN)/python -m tests.kernel_builds sanitized -m tests.torture --quick fuzz model failed_calls kills damage
 
 lint: $(READY) ## ruff's format and rules, mypy --strict

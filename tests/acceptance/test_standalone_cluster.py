@@ -117,6 +117,7 @@ def test_a_worker_sees_of_the_drivers_machine_only_the_log(site: Site) -> None:
         assert log.samefile(site.log)
 
 
+@pytest.mark.alternating
 def test_what_executors_of_two_hosts_write_they_read(site: Site) -> None:
     log, rows = str(site.log), 2000
     for version in (1, 1, 2):
@@ -212,6 +213,7 @@ def restart(site: Site, worker: Member, delay: float) -> None:
     worker.start()
 
 
+@pytest.mark.alternating
 def test_a_straggler_and_its_copy_on_another_host_leave_one_copy_of_each_row(site: Site) -> None:
     meeting = site.log.parent / "meeting"
     meeting.mkdir()

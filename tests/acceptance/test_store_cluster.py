@@ -137,6 +137,7 @@ def site(s3_address: StoreAddress) -> Iterator[Site]:
             made.stop()
 
 
+@pytest.mark.alternating
 def test_a_stream_between_hosts_that_share_a_store_alone_loses_and_doubles_nothing(
     site: Site, store_proxy: StoreProxy
 ) -> None:

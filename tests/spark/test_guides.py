@@ -136,6 +136,7 @@ def told(text: str) -> list[list[str]]:
     return [size.sub("", time.sub("", line)).split() for line in text.splitlines()]
 
 
+@pytest.mark.alternating
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.skipif("guide to testing" not in OWN_SPARK, reason="it has another day")

@@ -51,7 +51,7 @@ _SHARES: Final = {
     "bounds": 0.15,
     "sanitizers": 0.15,
 }
-_REPLAYS: Final = ("replay", "replay-bounds", "replay-sanitizers")
+_REPLAYS: Final = ("replay", "replay-sanitizers")
 _CORPUS_MAX: Final = 300
 """Inputs of the coverage engine that the others begin with, the latest ones."""
 

@@ -28,7 +28,6 @@ _BUILDS: Final[Mapping[str, tuple[str, str]]] = {
     "bounds": ("mutation", "checked"),
     "sanitizers": ("mutation", "sanitized"),
     "coverage": ("coverage", "python"),
-    "replay-bounds": ("replay", "checked"),
     "replay-sanitizers": ("replay", "sanitized"),
 }
 """By engine: its loop, and the build of the kernels. The others have the ordinary build."""

@@ -31,7 +31,6 @@ def test_every_kept_input_is_of_a_decoder() -> None:
     "engine",
     [
         "replay",
-        pytest.param("replay-bounds", marks=pytest.mark.slow),
         pytest.param("replay-sanitizers", marks=pytest.mark.slow),
     ],
 )

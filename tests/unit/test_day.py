@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.day import DAY, todays
+from tests.day import DAY, has_day, todays
 
 
 @pytest.mark.parametrize("days", [1, 2, 3, 6])
@@ -45,3 +45,18 @@ def test_the_processes_of_a_run_have_the_same_day() -> None:
         check=True,
     )
     assert int(told.stdout) == DAY
+
+
+def test_a_case_that_is_known_by_its_name_alone_has_its_turn_within_some_days(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"test_{number}" for number in range(20)]
+    turns = []
+    for day in range(DAY, DAY + 2):
+        monkeypatch.setattr("tests.day.DAY", day)
+        monkeypatch.setattr("tests.day.IS_EVERY", False)
+        turns += [name for name in names if has_day(name, 2)]
+        assert has_day("test_1", 1)
+    assert sorted(turns) == sorted(names)
+    monkeypatch.setattr("tests.day.IS_EVERY", True)
+    assert all(has_day(name, 2) for name in names)

@@ -68,6 +68,7 @@ def test_a_feature_does_what_the_table_says(
         assert sentence in SENTENCES
 
 
+@pytest.mark.alternating
 def test_a_named_query_moves_between_sessions_and_goes_on_exactly_once(
     spark: Any, tmp_path: Path
 ) -> None:

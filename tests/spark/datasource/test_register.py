@@ -55,6 +55,7 @@ def run(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.alternating
 @pytest.mark.parametrize("master", MASTERS)
 def test_a_registered_session_reads_and_writes_by_this_python(
     master: str, bare: dict[str, str], tmp_path: Path
@@ -73,6 +74,7 @@ def test_a_registered_session_reads_and_writes_by_this_python(
     }
 
 
+@pytest.mark.alternating
 def test_neither_a_failed_call_nor_an_ended_session_leaves_anything_behind(
     bare: dict[str, str], tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_neither_a_failed_call_nor_an_ended_session_leaves_anything_behind(
     }
 
 
+@pytest.mark.alternating
 def test_a_server_that_was_started_elsewhere_is_answered_with_what_to_set(
     bare: dict[str, str], tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ def dead_letters(path: Path, name: str) -> list[tuple[Any, Any]]:
     return list(zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True))
 
 
+@pytest.mark.alternating
 def test_tables_of_a_killed_pipeline_end_equal_to_the_log(tmp_path: Path, postgres: str) -> None:
     command = [sys.executable, "-m", "examples.orders_pipeline", "--path", str(tmp_path)]
     command += ["--postgres", postgres]

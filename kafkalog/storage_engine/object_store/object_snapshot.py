@@ -3,7 +3,7 @@
 Objects are immutable, so a snapshot holds nothing open and needs no lock. Each extent is read as a
 segment. The commit log lists the extents. Within one of a mixed object the batches have no gap. A
 segment object may have gaps. Then a read fetches their list, and a batch that does not follow the
-one before it is damaged. Its indexes are fetched by a lookup that needs them. Both are kept.
+one before it is damaged. Its indexes are fetched by a lookup that needs them, and kept.
 """
 
 from __future__ import annotations
@@ -78,12 +78,15 @@ class ObjectSnapshot(PartitionSnapshot):
         wanted = covering(self._extents, segment.base_offset, segment.base_offset + 1)
         return self._side(wanted[0].object_name) if wanted else None
 
-    def _side(self, name: str) -> SideObject | None:
+    def _side(self, name: str, *, keeps: bool = True) -> SideObject | None:
         if not layout.is_stored_segment(name):
             return None
-        if name not in self._sides:
-            self._sides[name] = SideObject(self._ranges.client, layout.stored_side(name))
-        return self._sides[name]
+        side = self._sides.get(name)
+        if side is None:
+            side = SideObject(self._ranges.client, layout.stored_side(name))
+            if keeps:
+                self._sides[name] = side
+        return side
 
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the extents that may hold offsets of [start, end), ascending."""
@@ -92,7 +95,7 @@ class ObjectSnapshot(PartitionSnapshot):
     def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
         wanted = self._wanted(start, end)
         for place, placed in enumerate(wanted):
-            yield self._opened(placed, wanted[place + 1 : place + 1 + AHEAD])
+            yield self._opened(placed, wanted[place + 1 : place + 1 + AHEAD], keeps=False)
 
     def whole_segments(self) -> Sequence[OpenSegment]:
         """Return all extents, ascending."""
@@ -112,10 +115,12 @@ class ObjectSnapshot(PartitionSnapshot):
         )
         return max(inside, default=layout.NO_TIMESTAMP)
 
-    def _opened(self, placed: PlacedExtent, following: Sequence[PlacedExtent] = ()) -> OpenSegment:
+    def _opened(
+        self, placed: PlacedExtent, following: Sequence[PlacedExtent] = (), *, keeps: bool = True
+    ) -> OpenSegment:
         extent = placed.extent
         base_offset = extent.base_offset
-        side = self._side(placed.object_name)
+        side = self._side(placed.object_name, keeps=keeps)
         indexes = None
         if side is not None:
             indexes = (

@@ -22,6 +22,10 @@ SNAPSHOT_COMMITS: Final = 500
 SNAPSHOT_BYTES: Final = 8 << 20
 
 
+_NUMBERS_BEFORE_GAPS: Final = 7
+"""The numbers of an extent that an early release wrote, which counted no gaps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A run of record batches of one partition in an object.
@@ -245,7 +249,9 @@ def _place(topic_id: str, partition: int) -> str:
 
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *numbers = values
-    known = (*map(int, numbers), -1)[: len(Extent.__slots__) - 1]
+    known = [*map(int, numbers)]
+    if len(known) == _NUMBERS_BEFORE_GAPS:
+        known.append(-1)
     found = Extent(str(topic_id), *known)
     is_short = found.next_offset <= found.base_offset
     if is_short or min(known[:4]) < 0 or min(known[4:]) < -1:

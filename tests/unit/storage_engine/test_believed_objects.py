@@ -81,3 +81,5 @@ def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:
     assert (gaps_of(), gaps_of(0), gaps_of(3)) == (-1, 0, 3)
     with pytest.raises(ValueError, match="no extent"):
         gaps_of(-2)
+    with pytest.raises(TypeError):
+        gaps_of(0, 0)

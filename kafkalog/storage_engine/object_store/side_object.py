@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.segment.gaps import decoded
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.fs.files import Buffer
@@ -126,10 +127,7 @@ class SideObject:
 
     def gaps(self) -> Gaps:
         """Return the gaps of the segment: int64 (g, 2), ascending. Raises as `section` does."""
-        import numpy as np
-
-        data = self.kept_section(layout.GAPS)
-        return np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
+        return decoded(self.kept_section(layout.GAPS))
 
     def size_of(self, name: str) -> int:
         """Return the size of a section; 0 if there is none. Raises as `section` does."""

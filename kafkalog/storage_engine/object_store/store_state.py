@@ -20,8 +20,6 @@ from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequenc
 
 SNAPSHOT_COMMITS: Final = 500
 SNAPSHOT_BYTES: Final = 8 << 20
-
-
 _NUMBERS_BEFORE_GAPS: Final = 7
 """The numbers of an extent that an early release wrote, which counted no gaps."""
 

@@ -237,9 +237,15 @@ class GapFile:
 
     def gaps(self, part: _Part) -> Gaps:
         """Return a part's gaps; raises CorruptLogError."""
-        import numpy as np
 
-        return np.frombuffer(self.data(part), dtype=">i8").astype(np.int64).reshape(-1, 2)
+        return decoded(self.data(part))
+
+
+def decoded(data: bytes) -> Gaps:
+    """Return the gaps that are stored as pairs."""
+    import numpy as np
+
+    return np.frombuffer(data, dtype=">i8").astype(np.int64).reshape(-1, 2)
 
 
 class GapRows:

@@ -120,22 +120,26 @@ class RangeReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of ranges in an object store, which one task reads.
 
-        If an object is gone, the rest is read from where its records are by now. Raises
-        MomentPassedError if they are nowhere, or not as they were at the moment of the read.
+        If an object is gone, the rest is read from where its records are by now. It is planned
+        again too if a marker lies beyond the extents of the plan. Raises MomentPassedError if the
+        records are nowhere, or not as they were at the moment of the read.
         """
-        from kafkalog.storage_engine.object_store.failure import ObjectMissingError
+        from kafkalog.storage_engine.object_store.failure import (
+            ObjectMissingError,
+            UnplannedExtentError,
+        )
 
         left = [*ranges]
         while left:
             try:
                 yield from self._fetched(left, is_stream=is_stream)
-            except ObjectMissingError as error:
+            except (ObjectMissingError, UnplannedExtentError) as error:
                 left = self._planned_again(left, error, is_stream=is_stream)
 
     def _planned_again(
         self, left: Sequence[StoredRange], error: Exception, *, is_stream: bool
     ) -> list[StoredRange]:
-        """Return what is left of ranges as the log has it now; the first one's object is gone.
+        """Return what is left of ranges as the log has it now; the first one failed.
 
         A view of the latest records, and a batch read, are of the moment at which they were
         planned: no cleaning since may have removed records. A view is never planned again.
@@ -165,12 +169,13 @@ class RangeReader:
 
         assert self.options.store is not None
         client = shared_client(self.options.store)
-        extents = (each for one in left for each in one.extents)
+        extents = (each for one in left for each in (*one.extents, *one.later))
         is_read_once = len(left) == 1 and not left[0].is_view
         with FetchedRanges(client, extents, kept_size=0 if is_read_once else KEPT_SIZE) as fetched:
             for one in tuple(left):
                 place = one.range.partition
-                snapshot = ObjectSnapshot(fetched, *place, one.state, one.extents)
+                known = (*one.extents, *one.later)
+                snapshot = ObjectSnapshot(fetched, *place, one.state, known)
                 if one.is_view:
                     yield from self._latest(snapshot, one.range, is_of_stream=is_stream)
                 else:

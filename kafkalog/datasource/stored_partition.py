@@ -1,14 +1,19 @@
 """The tasks of a read of a log in an object store: ranges with the extents that hold them.
 
-The driver plans them from one state of the log. A task reads what it was given, and never asks for
-the state. Objects are immutable, so a plan is of one moment. A task takes neighbouring partitions
-and fetches a range of each object, so a read sends about as many requests as tasks times objects.
+The driver plans them from one state of the log. A task reads what it was given. Objects are
+immutable, so a plan is of one moment. A task takes neighbouring partitions and fetches a range of
+each object, so a read sends about as many requests as tasks times objects.
+
+A read of committed records may need a transaction's marker, which lies after the range. Therefore a
+task also has some segment objects after its range. A task asks for the state only if it must look
+beyond them, or if an object is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import InputPartition
@@ -17,6 +22,7 @@ from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.micro_batch import held_partition
 from kafkalog.datasource.offset_range import OffsetRange, split_ranges
 from kafkalog.datasource.task_ranges import SPLIT_BYTES
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.object_store.store_state import PlacedExtent, covering
 
@@ -26,6 +32,8 @@ if TYPE_CHECKING:
 
 TASK_BYTES: Final = 32 << 20
 """The most bytes of several partitions for one task. They stay in memory until it has read all."""
+LATER: Final = 8
+"""Segment objects after its range that a task may look into for markers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,8 @@ class StoredRange:
     range: OffsetRange
     state: PartitionState
     extents: Sequence[PlacedExtent]
+    later: Sequence[PlacedExtent]
+    """Extents after those, ascending, in which the markers of its transactions may lie."""
     is_view: bool
     """Whether the latest record of each key is read, instead of all records."""
 
@@ -45,8 +55,8 @@ class StoredRange:
 
     @property
     def object_names(self) -> set[str]:
-        """The names of the objects that hold it."""
-        return {placed.object_name for placed in self.extents}
+        """The names of the objects that hold it and its markers."""
+        return {placed.object_name for placed in (*self.extents, *self.later)}
 
     def after(self, offset: int) -> StoredRange:
         """Return what is left of the range once the records up to an offset were read."""
@@ -81,28 +91,30 @@ def stored_partitions(
     options, as in Spark, or else between extents. Neighbours then share a task, unless the options
     split them. Raises DataLossError, or warns, for a partition that is gone.
     """
-    placed = [*_placed(state, options, views, is_view=True)]
+    later_max = LATER if options.read_committed else 0
+    placed = [*_placed(state, options, views, is_view=True, later_max=later_max)]
     if options.min_partitions is None and options.max_records_per_partition is None:
-        whole = _placed(state, options, changes)
-        placed += [piece for each in whole for piece in _split(each)]
+        whole = _placed(state, options, changes, later_max=later_max)
+        placed += [piece for each in whole for piece in _split(each, later_max)]
         return [StoredPartition(group) for group in _grouped(placed, state)]
     pieces = split_ranges(
         [range_ for range_ in changes if range_.size > 0],
         options.min_partitions,
         options.max_records_per_partition,
     )
-    placed += _placed(state, options, pieces)
+    placed += _placed(state, options, pieces, later_max=later_max)
     return [StoredPartition((each,)) for each in placed]
 
 
 def planned_again(
     state: StoreState, options: SourceOptions, ranges: Iterable[StoredRange]
 ) -> list[StoredRange]:
-    """Return ranges, whose objects are gone, with the extents that hold them in a later state.
+    """Return ranges with the extents that hold them in a later state, and with all later ones.
 
     Raises DataLossError, or warns, for a partition that is gone.
     """
     found: list[StoredRange] = []
+    later_max = None if options.read_committed else 0
     for one in ranges:
         range_ = replace(one.range, from_earliest=False, to_latest=False)
         topic = state.log.topics.get(range_.partition.topic)
@@ -114,7 +126,7 @@ def planned_again(
                 fail=options.fail_on_data_loss,
             )
             continue
-        found += _placed(state, options, [range_])
+        found += _placed(state, options, [range_], later_max=later_max)
     return found
 
 
@@ -124,7 +136,9 @@ def _placed(
     ranges: Iterable[OffsetRange],
     *,
     is_view: bool = False,
+    later_max: int | None,
 ) -> Iterator[StoredRange]:
+    """Yield the ranges with their extents, and the later ones that `_later` chooses."""
     for range_ in ranges:
         held = held_partition(range_.partition, state.log)
         if held is None:
@@ -139,10 +153,25 @@ def _placed(
             if is_view:  # a lookup of keys goes through all of the partition
                 first, last = held.log_start_offset, held.high_watermark
             extents = state.extents(state.log.topic(topic).topic_id, number)
-            yield StoredRange(range_, held, covering(extents, first, last), is_view)
+            own = covering(extents, first, last)
+            yield StoredRange(range_, held, own, _later(extents, own, later_max), is_view)
 
 
-def _split(whole: StoredRange) -> Iterator[StoredRange]:
+def _later(
+    extents: Sequence[PlacedExtent], own: Sequence[PlacedExtent], count: int | None
+) -> Sequence[PlacedExtent]:
+    """Return the extents after `own`: at most `count` segment objects, or all of them for None.
+
+    Other objects have no transactions: only a copy of another log has them.
+    """
+    end = own[-1].extent.next_offset if own else layout.INT64_MAX
+    later = covering(extents, end, layout.INT64_MAX)
+    if count is None:
+        return later
+    return tuple(takewhile(lambda placed: layout.is_stored_segment(placed[0]), later[:count]))
+
+
+def _split(whole: StoredRange, later_max: int) -> Iterator[StoredRange]:
     """Split a range between extents, into pieces of at most SPLIT_BYTES if extents allow it."""
     cuts, size = [], 0
     for _, extent in whole.extents:
@@ -153,8 +182,10 @@ def _split(whole: StoredRange) -> Iterator[StoredRange]:
     if not cuts:
         yield whole
         return
+    known = (*whole.extents, *whole.later)
     for piece in whole.range.split_at(cuts):
-        yield StoredRange(piece, whole.state, covering(whole.extents, *piece.bounds), False)
+        own = covering(whole.extents, *piece.bounds)
+        yield StoredRange(piece, whole.state, own, _later(known, own, later_max), False)
 
 
 def _grouped(placed: Iterable[StoredRange], state: StoreState) -> Iterator[Sequence[StoredRange]]:

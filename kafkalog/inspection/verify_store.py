@@ -26,6 +26,7 @@ from kafkalog.storage_engine.object_store.mixed_object import footer_of
 from kafkalog.storage_engine.object_store.side_object import SECTIONS, SideObject
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState, stored_names
+from kafkalog.storage_engine.segment.gaps import GapRows, decoded
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
 
@@ -187,6 +188,7 @@ class _Store:
         if is_segment:
             side = SideObject(self.log.client, str(beside))
             sections = {kind: side.section(kind) for kind in SECTIONS}
+        gaps = decoded(sections.get(layout.GAPS, b""))
         index = OffsetIndexCheck(beside, base, sections.get(layout.INDEX, b""))
         times = TimeIndexCheck(beside, base, sections.get(layout.TIME_INDEX, b""))
         segment = SegmentCheck(
@@ -195,10 +197,12 @@ class _Store:
             base_offset=base,
             end_offset=extent.next_offset,
             following=extent.next_offset,
-            chain=None if is_segment else OffsetChain([], base, 0),
+            chain=OffsetChain([GapRows(gaps)] if is_segment else [], base, 0),
             is_active=not is_segment,
             may_be_torn=False,
         )
+        aborted = sections.get(layout.TRANSACTION_INDEX, b"")
+        yield from check.transactions.begin_stored(beside, base, aborted)
         yield from segment.findings(index, times, check)
 
     def footer(self, name: str, each: DataObject) -> Iterator[Finding]:

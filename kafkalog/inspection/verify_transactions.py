@@ -51,8 +51,23 @@ class TransactionCheck:
         """
         self._path, self._entries = path, {}
         self._dead, self._confirmed = [] if is_ours else None, -1
-        for finding in self._begin(path, base_offset):
+        try:
+            size = path.stat().st_size
+            if size > _FILE_SIZE_MAX:
+                found = Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
+                yield from self._judged(found)
+                return
+            data = files.read_file(path)
+        except FileNotFoundError:
+            return
+        for finding in self._begin(data, base_offset):
             yield from self._judged(finding)
+
+    def begin_stored(self, path: Path, base_offset: int, data: bytes) -> Iterator[Finding]:
+        """Take the `.txnindex` of the next segment of an object store; findings name `path`."""
+        self._path, self._entries = path, {}
+        self._dead, self._confirmed = None, -1
+        yield from self._begin(data, base_offset)
 
     def _judged(self, finding: Finding) -> Iterator[Finding]:
         if self._dead is None:
@@ -60,16 +75,8 @@ class TransactionCheck:
         else:
             self._dead.append(finding)
 
-    def _begin(self, path: Path, base_offset: int) -> Iterator[Finding]:
-        entry = layout.TRANSACTION_INDEX_ENTRY
-        try:
-            size = path.stat().st_size
-            if size > _FILE_SIZE_MAX:
-                yield Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
-                return
-            data = files.read_file(path)
-        except FileNotFoundError:
-            return
+    def _begin(self, data: bytes, base_offset: int) -> Iterator[Finding]:
+        path, entry = self._path, layout.TRANSACTION_INDEX_ENTRY
         before = base_offset - 1
         whole = len(data) - len(data) % entry.size
         for position in range(0, whole, entry.size):

@@ -267,10 +267,5 @@ _NOT_PROVED: Final = (
     "does.",
     "A full disk is tried with an upsert into SQLite, whose tables are files of the same host. A "
     "database server's full disk is that server's matter: its error fails the micro-batch.",
-    "**Known fault**, not mended yet: in a store, a `read_committed` read of part of a copied log "
-    "with transactions can return aborted records. It happens if the marker lies in a later object "
-    "than the read needs, or in an object that cannot be read. A read of the whole log is right.",
-    "**Known fault**, not mended yet: `KTable.lookup_many` can miss or refuse a key of a log with "
-    "transactions. `lookup` of one key is right.",
     "Fuzzing can find a fault. It cannot show that no fault is left.",
 )

@@ -350,7 +350,9 @@ class PartitionLookup:
                 if chunk is None:
                     return False
                 try:
-                    for run, records in chunk.runs(self._is_wanted(chunk, outcomes)):
+                    is_data = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+                    is_wanted = is_data & ~outcomes.is_aborted_apart(chunk)
+                    for run, records in chunk.runs(is_wanted):
                         here = (batch_of >= first) & (batch_of < first + len(run.table))
                         found = search.found(run, records, numbers[here], batch_of[here] - first)
                         first += len(run.table)
@@ -397,7 +399,8 @@ class PartitionLookup:
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
                 self._scanned_bytes += int(chunk.table.sizes.sum())
-                for _, records in chunk.runs(self._is_wanted(chunk, outcomes)):
+                is_data = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+                for _, records in chunk.runs(is_data & ~outcomes.is_aborted(chunk)):
                     is_within = (records.offsets >= start) & (records.offsets < end)
                     rows, numbers = search.keys.find(records, np.flatnonzero(is_within))
                     offsets[numbers] = records.offsets[rows]  # the last one of a key stays
@@ -416,12 +419,6 @@ class PartitionLookup:
                 if is_here.any():
                     yield FoundRecords(run, records, rows[is_here], numbers[is_here])
             numbers = numbers[wanted > chunk.table.last_offsets[-1]]
-
-    def _is_wanted(self, chunk: Chunk, outcomes: TransactionOutcomes) -> npt.NDArray[np.bool_]:
-        """Return which batches have committed records: bool (b)."""
-        is_wanted: npt.NDArray[np.bool_] = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-        is_wanted &= ~outcomes.is_aborted(chunk)
-        return is_wanted
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:

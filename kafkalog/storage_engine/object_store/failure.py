@@ -45,6 +45,10 @@ class ObjectMissingError(StorageError):
     """An object is not in the store."""
 
 
+class UnplannedExtentError(StorageError):
+    """A task has to look for a marker beyond the extents that it was given."""
+
+
 class PermanentError(StorageError):
     """The store refused a request, and would refuse it again."""
 

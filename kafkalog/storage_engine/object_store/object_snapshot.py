@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
+from kafkalog.storage_engine.object_store.failure import UnplannedExtentError
 from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRanges
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import covering
@@ -22,8 +23,7 @@ from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.segment.gaps import GapRows
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.offset_chain import OffsetChain
-from kafkalog.storage_engine.segment.open_segment import OpenSegment
-from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
+from kafkalog.storage_engine.segment.open_segment import Chunk, OpenSegment
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
@@ -102,9 +102,19 @@ class ObjectSnapshot(PartitionSnapshot):
         wanted = self._wanted(self.state.log_start_offset, self.state.high_watermark)
         return [*map(self._opened, wanted)]
 
-    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
-        """Return none: the markers in the log decide."""
-        return IndexedTransactions(list, known=[], kept_max=kept_max)
+    def indexed_transactions(self, *, kept_max: int = 0) -> None:
+        """Return None: the markers in the log decide."""
+
+    def _chunks_ahead(self, start: int) -> Iterator[Chunk]:
+        """Yield the batches from `start` on; raises UnplannedExtentError where the extents end."""
+        high_watermark = self.state.high_watermark
+        end = self._extents[-1].extent.next_offset if self._extents else start
+        yield from self.chunks(start, min(end, high_watermark))
+        if end < high_watermark:
+            raise UnplannedExtentError(
+                f"{self._ranges.client.address}: a transaction of {self.topic}-{self.partition} "
+                f"ends above offset {end - 1}, and this read knows no extent from there on."
+            )
 
     def largest_timestamp(self, start: int, end: int) -> int:
         """Return the largest time of the extents that lie wholly in [start, end)."""

@@ -68,8 +68,11 @@ class PartitionSnapshot(ABC):
         """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
 
     @abstractmethod
-    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
-        """Return what is known of aborted transactions, for consecutive reads that share it."""
+    def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions | None:
+        """Return what is known of aborted transactions, for consecutive reads that share it.
+
+        None if only the markers tell.
+        """
 
     def largest_timestamp(self, start: int, end: int) -> int:
         """Return a time (ms) that a record of [start, end) has, if one is known unread; or -1."""
@@ -127,7 +130,7 @@ class PartitionSnapshot(ABC):
     def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:
         """Return a finder of the aborted batches in chunks, which must come in ascending order."""
         return TransactionOutcomes(
-            lambda offset: self.chunks(offset, self.state.high_watermark),
+            self._chunks_ahead,
             index or self.indexed_transactions(),
             self.log_identity,
         )
@@ -143,6 +146,10 @@ class PartitionSnapshot(ABC):
             for chunk in segment.chunks(offset, end, chunk_size):
                 offset = int(chunk.table.last_offsets[-1]) + 1
                 yield chunk
+
+    def _chunks_ahead(self, start: int) -> Iterator[Chunk]:
+        """Yield the batches from `start` on to a caller that looks for a marker."""
+        return self.chunks(start, self.state.high_watermark)
 
     def _segments_to_read(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield what `open_segments` yields to a caller that reads all of it."""

@@ -8,7 +8,8 @@ memory.
 
 An index that lacks an entry is accepted. An index that contradicts a marker is an error, because a
 log that lost its end exactly between two batches has lost a marker without a trace. If the log is
-damaged before a marker, batches below the damage remain readable, and the index decides.
+damaged before a marker, batches below the damage remain readable, and the index decides. A log in
+an object store has no such index for its readers, so there the damage is raised.
 
 A log without transactions costs nothing here. A log that is read in order costs at most a second
 look at its headers, even in many short reads. Each continues from the markers of the reads before
@@ -21,6 +22,7 @@ itself, as Kafka does when it rebuilds that index (LogSegment.recover).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, Self
 
@@ -57,14 +59,14 @@ class TransactionOutcomes:
     def __init__(
         self,
         chunks_from: Callable[[int], Iterator[Chunk]],
-        index: IndexedTransactions,
+        index: IndexedTransactions | None,
         identity: Callable[[], LogIdentity | None] = lambda: None,
     ) -> None:
         """Prepare a read; no file is opened before its first transaction.
 
         `chunks_from` yields the chunks of the log from an offset up to the high watermark. `index`
-        has the entries of the `.txnindex` files. `identity` returns the log's identity, or None if
-        unknown.
+        has the entries of the `.txnindex` files, or is None if there are none. `identity` returns
+        the log's identity, or None if unknown.
         """
         self._chunks_from = chunks_from
         self._index = index
@@ -92,8 +94,9 @@ class TransactionOutcomes:
     def is_aborted(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
         """Return which batches (b) of a chunk belong to an aborted transaction.
 
-        Raises CorruptBatchError for a malformed marker, CorruptLogError if the index contradicts a
-        marker or names a marker that is lost.
+        The batches follow each other in the log. Raises CorruptBatchError for a malformed marker,
+        CorruptLogError if the index contradicts a marker or names a marker that is lost. Without an
+        index it raises what reading up to a marker raises.
         """
         import numpy as np
 
@@ -113,12 +116,14 @@ class TransactionOutcomes:
             self._look_ahead(markers, producer_id, int(table.last_offsets[own[-1]]))
             ends[own], result[own] = markers.outcomes(producer_id, table.last_offsets[own])
         is_known = ends >= 0
+        if self._index is None:
+            return result
         if self._is_damaged and not is_known[rows].all():
             # The damage hides these markers, so any index file may have their entries.
             entries = self._index.between(0, layout.INT64_MAX)
             result |= is_wanted & ~is_known & entries.cover(table)
         elif self._is_at_end:
-            self._check_lost(chunk, is_wanted & ~is_known & (table.counts > 0))
+            self._check_lost(chunk, is_wanted & ~is_known & (table.counts > 0), self._index)
         if is_known.any():
             # A lost marker lay before the found ones.
             first, end = int(table.base_offsets[0]), int(ends.max()) + 1
@@ -126,7 +131,23 @@ class TransactionOutcomes:
             _check_agreement(chunk, result, ends, entries)
         return result
 
-    def _check_lost(self, chunk: Chunk, is_open: npt.NDArray[np.bool_]) -> None:
+    def is_aborted_apart(self, chunk: Chunk) -> npt.NDArray[np.bool_]:
+        """Return the same for batches (b), ascending, that need not follow each other in the log.
+
+        Markers may lie between them, so each batch is a chunk of its own.
+        """
+        import numpy as np
+
+        table = chunk.table
+        result = np.zeros(len(table), dtype=np.bool_)
+        for row in np.flatnonzero((table.attributes & _KIND) == layout.TRANSACTIONAL_BIT).tolist():
+            alone = dataclasses.replace(chunk, table=table.select(slice(row, row + 1)))
+            result[row] = self.is_aborted(alone)[0]
+        return result
+
+    def _check_lost(
+        self, chunk: Chunk, is_open: npt.NDArray[np.bool_], index: IndexedTransactions
+    ) -> None:
         """Raise CorruptLogError if the index lists an abort for batches (b) without a marker.
 
         A cleaner removes the marker of an aborted transaction only after all of its records.
@@ -136,7 +157,7 @@ class TransactionOutcomes:
             return
         first, last = int(table.base_offsets[is_open.argmax()]), int(table.last_offsets[-1])
         if self._indexed is None:
-            self._indexed = self._index.between(first, layout.INT64_MAX, is_strict=False)
+            self._indexed = index.between(first, layout.INT64_MAX, is_strict=False)
         is_lost = is_open & self._indexed.overlapping(first, last).cover(table)
         if is_lost.any():
             batch = int(is_lost.argmax())
@@ -169,6 +190,8 @@ class TransactionOutcomes:
             try:
                 chunk = next(self._ahead, None)
             except (CorruptLogError, StorageError):
+                if self._index is None:
+                    raise
                 chunk = None
                 self._is_damaged = True
             if chunk is None:

@@ -34,10 +34,12 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
+from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.partition_directory import create_partition, note_recorded
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.fs.files import Buffer
@@ -173,7 +175,12 @@ class ScratchPartition:
             self._inodes[log.stat().st_ino] = name
             files.set_times(log, _modified_ns(extent))
             if extent.base_offset < self._producers_at <= extent.next_offset:
-                files.create(self._producers(), side.section(layout.SNAPSHOT))
+                content = side.section(layout.SNAPSHOT)
+                if not content:
+                    number = self._partition
+                    found = recorded_producers(self._client, self._state, self._topic.name, number)
+                    content = pack_snapshot(found.entries.values())
+                files.create(self._producers(), content)
             return Section(extent.base_offset, extent.size, side.gaps())
 
     @contextlib.contextmanager

@@ -23,13 +23,12 @@ from kafkalog.storage_engine.object_store.segment_object import (
     SEGMENT_SIZE_MAX,
     put_segment_bytes,
 )
-from kafkalog.storage_engine.object_store.side_object import SideObject
-from kafkalog.storage_engine.object_store.store_state import Extent, covering
+from kafkalog.storage_engine.object_store.store_state import Extent
+from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 from kafkalog.storage_engine.segment.gaps import GapCollector
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.transactions.control_record import read_control_record
-from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot, parse_snapshot
-from kafkalog.storage_engine.transactions.producers import Producers
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import transaction_entry
 
 if TYPE_CHECKING:
@@ -87,26 +86,6 @@ class CopiedSegments:
             run.continued(draft.state)
             draft.end_partition(run.topic, run.partition, run.log_start, **part.fields())
         return True
-
-
-def recorded_producers(
-    client: ObjectClient, state: StoreState, topic: str, partition: int
-) -> Producers:
-    """Return the producers at a partition's high watermark; a request if there are any.
-
-    There are none if the object with their state is gone. Raises CorruptLogError, StorageError.
-    """
-    known = state.log.topic(topic)
-    held = known.partitions[partition]
-    offset = held.producer_snapshot
-    producers = Producers(end_offset=held.high_watermark)
-    for name, _ in covering(state.extents(known.topic_id, partition), offset - 1, offset):
-        if layout.is_stored_segment(name):
-            side = SideObject(client, layout.stored_side(name))
-            content = side.section(layout.SNAPSHOT)
-            if content:
-                producers.take_over(parse_snapshot(content, side.place))
-    return producers
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class ObjectLog(LogEngine):
 
     def producers(self, topic: str, partition: int) -> Producers:
         """Return the producers at a partition's high watermark; a request if there are any."""
-        from kafkalog.storage_engine.object_store.copied_segments import recorded_producers
+        from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 
         return recorded_producers(self.client, self.known_state, topic, partition)
 

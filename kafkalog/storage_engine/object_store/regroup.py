@@ -3,7 +3,8 @@
 An input is fetched whole, by one request, into a temporary file. The segments of a partition are
 then written from these files, one after the other. A batch is copied as it is, with its true offset
 and epoch. One commit names the outputs in place of the inputs. It is made only if the log still has
-all inputs.
+all inputs. If segment objects are merged, their aborted transactions and producers go along. That
+takes one more request for each of them.
 
 Kafka has no counterpart: there the segments of a partition are written at once.
 """
@@ -16,6 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
@@ -31,12 +33,18 @@ from kafkalog.storage_engine.object_store.segment_object import (
     SegmentObject,
     put_segment,
 )
+from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import Extent, PlacedExtent
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.transactions.transaction_index import (
+    AbortedTransaction,
+    parse_transactions,
+    transaction_entry,
+)
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.object_store.client import ObjectClient
     from kafkalog.storage_engine.object_store.store_state import StoreState
     from kafkalog.storage_engine.records.tables import BatchTable, Integers
@@ -153,6 +161,27 @@ def _fitting(state: StoreState, names: Sequence[str]) -> list[str]:
     return inputs
 
 
+@dataclass(frozen=True, slots=True)
+class _Transactions:
+    """What the objects beside segment objects say of their transactions."""
+
+    aborted: Sequence[AbortedTransaction] = ()
+    producers: bytes = b""
+    """The content of a producer snapshot; empty if there is none."""
+    producers_at: int = -1
+    """The offset of that snapshot."""
+
+    def sections(self, start: int, end: int) -> dict[str, bytes]:
+        """Return the sections of a segment with the offsets [start, end)."""
+        found = {}
+        ended = [each for each in self.aborted if start <= each.last_offset < end]
+        if ended:
+            found[layout.TRANSACTION_INDEX] = b"".join(map(transaction_entry, ended))
+        if self.producers and start < self.producers_at <= end:
+            found[layout.SNAPSHOT] = self.producers
+        return found
+
+
 class _Regrouping:
     """The files of one regrouping, and its outputs as they are finished."""
 
@@ -170,6 +199,8 @@ class _Regrouping:
         self._pool = pool
         self._outputs = outputs
         self._inputs: dict[str, Path] = {}
+        self._sides: dict[str, SideObject] = {}
+        """The objects beside those inputs that are segment objects."""
         self._count = 0
         self._waiting: list[Future[SegmentObject]] = []
 
@@ -177,6 +208,8 @@ class _Regrouping:
         """Fetch all inputs into files."""
         for number, name in enumerate(inputs):
             self._inputs[name] = self._directory / f"{number}.mixed"
+            if layout.is_stored_segment(name):
+                self._sides[name] = SideObject(self._client, layout.stored_side(name))
         for _ in self._pool.map(self._fetch, inputs):
             pass
 
@@ -211,13 +244,25 @@ class _Regrouping:
         ]
         for is_taken, run in groupby(extents, key=lambda placed: placed.object_name in taken):
             if is_taken:
-                for output in self._segments(run, config):
+                placed = [*run]
+                transactions = self._transactions(placed, topic.partitions[partition])
+                for output in self._segments(placed, config):
                     self._take(REQUESTS - 1)
-                    self._waiting.append(self._pool.submit(output.put, self._client, self._seen))
+                    put = partial(output.put, self._client, self._state.number, transactions)
+                    self._waiting.append(self._pool.submit(put))
 
-    @property
-    def _seen(self) -> int:
-        return self._state.number
+    def _transactions(self, run: Sequence[PlacedExtent], held: PartitionState) -> _Transactions:
+        """Return the transactions of those extents of a run that are segment objects."""
+        aborted: list[AbortedTransaction] = []
+        producers, offset = b"", held.producer_snapshot
+        for name, extent in run:
+            side = self._sides.get(name)
+            if side is None:
+                continue
+            aborted += parse_transactions(side.section(layout.TRANSACTION_INDEX), side.place)
+            if extent.base_offset < offset <= extent.next_offset:
+                producers = side.section(layout.SNAPSHOT)
+        return _Transactions(aborted, producers, offset)
 
     def _take(self, count: int) -> None:
         """Wait until no more than `count` segments are being written."""
@@ -320,12 +365,11 @@ class _SegmentFile:
         self._index.add_time()
         return self
 
-    def put(self, client: ObjectClient, seen: int) -> SegmentObject:
+    def put(self, client: ObjectClient, seen: int, transactions: _Transactions) -> SegmentObject:
         """Write the objects, and remove the file."""
-        sections = {
-            layout.INDEX: bytes(self._index.offset_entries),
-            layout.TIME_INDEX: bytes(self._index.time_entries),
-        }
+        sections = transactions.sections(self._extent.base_offset, self._extent.next_offset)
+        sections[layout.INDEX] = bytes(self._index.offset_entries)
+        sections[layout.TIME_INDEX] = bytes(self._index.time_entries)
         made = put_segment(client, seen, self._extent, self._path, sections)
         files.remove(self._path)
         return made

@@ -45,11 +45,16 @@ def aborted_transactions(path: Path) -> list[AbortedTransaction]:
 
     Raises CorruptLogError for an entry of another version.
     """
-    entry = layout.TRANSACTION_INDEX_ENTRY
     try:
         data = files.read_file(path)
     except FileNotFoundError:
         return []
+    return parse_transactions(data, path)
+
+
+def parse_transactions(data: bytes, path: Path | str) -> list[AbortedTransaction]:
+    """Return the entries of a `.txnindex`; ignores a torn last one. Raises CorruptLogError."""
+    entry = layout.TRANSACTION_INDEX_ENTRY
     found = []
     for position in range(0, len(data) - entry.size + 1, entry.size):
         version, *fields = entry.unpack_from(data, position)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +25,11 @@ class RandomBatches:
     epoch: int = 0
     running: set[int] = field(default_factory=set)
     sequences: dict[int, int] = field(default_factory=dict)
+    gaps: Sequence[int] = (0, 0, 0, 1, 5, 700)
 
     def next(self, now_ms: int) -> BuiltBatch:
         draw = self.draw
-        self.end += draw.choice([0, 0, 0, 1, 5, 700])
+        self.end += draw.choice(self.gaps)
         self.epoch += draw.random() < 0.1
         if self.running and draw.random() < 0.4:
             producer = draw.choice(sorted(self.running))

@@ -1,0 +1,66 @@
+"""The producers of a partition in an object store, at its high watermark.
+
+They are beside the segment object with the offset that the partition's state names. An early
+release merged segment objects without them. There they are replayed from the batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
+from kafkalog.storage_engine.object_store.side_object import SideObject
+from kafkalog.storage_engine.object_store.store_state import covering
+from kafkalog.storage_engine.transactions.control_record import read_control_record
+from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
+from kafkalog.storage_engine.transactions.producers import Producers
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+    from kafkalog.storage_engine.object_store.store_state import StoreState
+
+
+def recorded_producers(
+    client: ObjectClient, state: StoreState, topic: str, partition: int
+) -> Producers:
+    """Return the producers at a partition's high watermark; a request if there are any.
+
+    There are none if the object with their state is gone. Raises CorruptLogError, StorageError.
+    """
+    known = state.log.topic(topic)
+    held = known.partitions[partition]
+    offset = held.producer_snapshot
+    producers = Producers(end_offset=held.high_watermark)
+    for name, _ in covering(state.extents(known.topic_id, partition), offset - 1, offset):
+        if layout.is_stored_segment(name):
+            side = SideObject(client, layout.stored_side(name))
+            content = side.section(layout.SNAPSHOT)
+            if content:
+                producers.take_over(parse_snapshot(content, side.place))
+            else:
+                with open_snapshot(client, state, topic, partition) as snapshot:
+                    _replay(producers, snapshot, offset)
+                producers.end_offset = held.high_watermark
+    return producers
+
+
+def _replay(producers: Producers, snapshot: ObjectSnapshot, end: int) -> None:
+    """Replay the batches of a partition below `end`."""
+    for chunk in snapshot.chunks(snapshot.state.log_start_offset, end):
+        table = chunk.table
+        for row in np.flatnonzero(table.producer_ids >= 0).tolist():
+            position = int(table.positions[row])
+            header = parse_header(chunk.buffer, position)
+            control = read_control_record(
+                chunk.buffer,
+                position,
+                header,
+                path=chunk.path,
+                file_position=chunk.file_position + position,
+            )
+            producers.append(header, control)

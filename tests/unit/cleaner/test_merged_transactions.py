@@ -1,0 +1,91 @@
+"""Small segment objects of copies with transactions are merged, and nothing of these is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafkalog.cleaner.schedule import store_manager
+from kafkalog.inspection.verify_store import verify_store
+from kafkalog.storage_engine.copying.copy import copy
+from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.object_store import object_log, regroup
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from tests.unit.storage_engine.copied_log import (
+    NOW_MS,
+    RandomBatches,
+    batches,
+    ends,
+    fill,
+    producers,
+    records,
+)
+from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
+
+CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "1.0"}
+
+
+@pytest.fixture(autouse=True)
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[Engine]:
+    with Engine(tmp_path / "source") as log:
+        log.create_topic("t", 1, CONFIG, now_ms=NOW_MS)
+        yield log
+
+
+@pytest.fixture
+def store() -> ObjectLog:
+    return ObjectLog(memory_address())
+
+
+def merged(log: Engine, store: ObjectLog, seed: int) -> None:
+    """Copy a random log without gaps, eight times, and merge the segment objects."""
+    written = RandomBatches(random.Random(seed), gaps=(0,))
+    for _ in range(8):
+        fill(log, written, 1, NOW_MS)
+        copy(log, store, now_ms=NOW_MS)
+    assert store_manager.merge_due(store, now_ms=NOW_MS)
+
+
+def content(log: Any) -> tuple[Any, ...]:
+    levels = ("read_committed", "read_uncommitted")
+    return batches(log), ends(log), producers(log), *(records(log, level) for level in levels)
+
+
+def check(log: Engine, store: ObjectLog, directory: Path) -> None:
+    """The store has what the source has, and so has a copy of it; and it can be cleaned."""
+    expected = content(log)
+    assert content(store) == expected
+    with Engine(directory) as back:
+        copy(store, back, now_ms=NOW_MS)
+        assert content(back) == expected
+    cleanings = store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    assert [each.error for each in cleanings if each.error is not None] == []
+    assert producers(store) == expected[2]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_merged_segments_have_their_aborted_transactions_and_producers(
+    tmp_path: Path, log: Engine, store: ObjectLog, seed: int
+) -> None:
+    merged(log, store, seed)
+    assert [str(each) for each in verify_store(store, deep=True)] == []
+    check(log, store, tmp_path / "back")
+    assert [str(each) for each in verify_store(store, deep=True)] == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_producers_that_an_early_release_left_out_of_a_merge_are_replayed(
+    tmp_path: Path, log: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regroup._Transactions, "sections", lambda *_: {})
+    merged(log, store, seed)
+    check(log, store, tmp_path / "back")

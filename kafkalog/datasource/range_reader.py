@@ -133,7 +133,9 @@ class RangeReader:
         while left:
             try:
                 yield from self._fetched(left, is_stream=is_stream)
-            except (ObjectMissingError, UnplannedExtentError) as error:
+            except UnplannedExtentError as error:
+                left[:1] = self._planned_again(left[:1], error, is_stream=is_stream)
+            except ObjectMissingError as error:
                 left = self._planned_again(left, error, is_stream=is_stream)
 
     def _planned_again(
@@ -175,7 +177,7 @@ class RangeReader:
             for one in tuple(left):
                 place = one.range.partition
                 known = (*one.extents, *one.later)
-                snapshot = ObjectSnapshot(fetched, *place, one.state, known)
+                snapshot = ObjectSnapshot(fetched, *place, one.state, known, is_part=one.is_part)
                 if one.is_view:
                     yield from self._latest(snapshot, one.range, is_of_stream=is_stream)
                 else:

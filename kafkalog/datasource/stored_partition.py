@@ -45,6 +45,8 @@ class StoredRange:
     extents: Sequence[PlacedExtent]
     later: Sequence[PlacedExtent]
     """Extents after those, ascending, in which the markers of its transactions may lie."""
+    is_part: bool
+    """Whether the log may have more extents after those."""
     is_view: bool
     """Whether the latest record of each key is read, instead of all records."""
 
@@ -154,7 +156,8 @@ def _placed(
                 first, last = held.log_start_offset, held.high_watermark
             extents = state.extents(state.log.topic(topic).topic_id, number)
             own = covering(extents, first, last)
-            yield StoredRange(range_, held, own, _later(extents, own, later_max), is_view)
+            later = _later(extents, own, later_max)
+            yield StoredRange(range_, held, own, later, later_max is not None, is_view)
 
 
 def _later(
@@ -185,7 +188,7 @@ def _split(whole: StoredRange, later_max: int) -> Iterator[StoredRange]:
     known = (*whole.extents, *whole.later)
     for piece in whole.range.split_at(cuts):
         own = covering(whole.extents, *piece.bounds)
-        yield StoredRange(piece, whole.state, own, _later(known, own, later_max), False)
+        yield StoredRange(piece, whole.state, own, _later(known, own, later_max), True, False)
 
 
 def _grouped(placed: Iterable[StoredRange], state: StoreState) -> Iterator[Sequence[StoredRange]]:

@@ -41,14 +41,18 @@ class ObjectSnapshot(PartitionSnapshot):
         partition: int,
         state: PartitionState,
         extents: Sequence[PlacedExtent],
+        *,
+        is_part: bool = False,
     ) -> None:
         """Take the extents, ascending, that reads of this snapshot may need; send no request.
 
-        `ranges` may be those of several snapshots, which one task reads.
+        `ranges` may be those of several snapshots, which one task reads. If the extents are only a
+        part, a read that looks for a marker beyond them raises UnplannedExtentError.
         """
         super().__init__(topic, partition, state)
         self._ranges = ranges
         self._extents = extents
+        self._is_part = is_part
         self._sides: dict[str, SideObject] = {}
 
     @property
@@ -106,11 +110,11 @@ class ObjectSnapshot(PartitionSnapshot):
         """Return None: the markers in the log decide."""
 
     def _chunks_ahead(self, start: int) -> Iterator[Chunk]:
-        """Yield the batches from `start` on; raises UnplannedExtentError where the extents end."""
-        high_watermark = self.state.high_watermark
-        end = self._extents[-1].extent.next_offset if self._extents else start
-        yield from self.chunks(start, min(end, high_watermark))
-        if end < high_watermark:
+        end = self.state.high_watermark
+        if self._is_part and self._extents:
+            end = min(end, self._extents[-1].extent.next_offset)
+        yield from self.chunks(start, end)
+        if end < self.state.high_watermark:
             raise UnplannedExtentError(
                 f"{self._ranges.client.address}: a transaction of {self.topic}-{self.partition} "
                 f"ends above offset {end - 1}, and this read knows no extent from there on."

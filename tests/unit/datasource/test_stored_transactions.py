@@ -27,8 +27,9 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.store_state import StoreChange, StoreState
 from kafkalog.storage_engine.transactions import transaction_markers
-from tests.builders.batch_builder import ABORT, BuiltBatch, batch, marker
+from tests.builders.batch_builder import ABORT, BuiltBatch, batch, joined, marker
 from tests.unit.datasource.logs import read_batch, rows, source
 from tests.unit.datasource.streaming_query import StreamingQuery
 from tests.unit.datasource.two_logs import sorted_rows
@@ -183,6 +184,36 @@ def test_a_marker_beyond_the_plan_of_a_log_that_was_cleaned_since_is_of_a_passed
     told = r"a transaction of t-0 ends above offset 9.* load the DataFrame, and run the action"
     with pytest.raises(MomentPassedError, match=told):
         rows(reader, tasks)
+
+
+def test_a_task_that_looks_further_for_a_marker_leaves_its_other_partitions_as_planned(
+    log: Engine, store: ObjectLog
+) -> None:
+    aborted(log)
+    log.alter_topic("t", partitions=2, keys_may_move=True)
+    log.append_raw("t", 1, joined([plain(0), plain(1)]), now_ms=NOW_MS)
+    copy(log, store, now_ms=NOW_MS)
+    reader, (task,) = planned(store, endingOffsets='{"t":{"0":2,"1":2}}')
+    assert len(task.ranges) == 2
+    store_manager.clean(store, "t", partition=1, force=True, now_ms=NOW_MS + 1)
+    assert [(row["partition"], row["offset"]) for row in rows(reader, [task])] == [(1, 0), (1, 1)]
+
+
+def test_a_log_whose_end_is_not_there_is_named_as_damaged(log: Engine, store: ObjectLog) -> None:
+    aborted(log)
+    copy(log, store, now_ms=NOW_MS)
+
+    def drop_the_end(state: StoreState) -> Any:
+        change = StoreChange()
+        for name, _ in state.extents(state.log.topic("t").topic_id, 0)[12:]:
+            change.drop(name)
+        return change.record(NOW_MS)
+
+    store._log.commit(drop_the_end)
+    with pytest.raises(StorageError, match="the extent of offset 12 of t-0 is missing"):
+        read_batch(store.root, endingOffsets='{"t":{"0":2}}')
+    with pytest.raises(StorageError, match="the extent of offset 12 of t-0 is missing"):
+        list(store.read("t", 0, 0, 2))
 
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])

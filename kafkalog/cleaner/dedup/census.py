@@ -55,7 +55,8 @@ def census(
         tombstones[:] = 0
         offset_map.clear()
         known_to = build_offset_map(
-            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), part=part,
+            snapshot, start, end, offset_map,
+            is_mapped=mapped_batches(snapshot, is_strict=True), part=part,
             check_abort=check_abort, on_records=_counting(tombstones, bases, start, end),
         )  # fmt: skip
         return known_to == end

@@ -50,7 +50,7 @@ class CleanedTransactions:
 
     def __init__(self, snapshot: DirectorySnapshot) -> None:
         self._directory = snapshot.directory
-        self._outcomes = snapshot.transaction_outcomes()
+        self._outcomes = snapshot.transaction_outcomes(is_strict=True)
         self._committed: set[int] = set()
         """Producers with committed data since their last marker."""
         self._aborted: set[int] = set()
@@ -112,13 +112,16 @@ class CleanedTransactions:
             self._kept += transaction_entry(entry)
 
 
-def mapped_batches(snapshot: PartitionSnapshot) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
+def mapped_batches(
+    snapshot: PartitionSnapshot, *, is_strict: bool
+) -> Callable[[Chunk], npt.NDArray[np.bool_]]:
     """Return a function that selects, chunk by chunk, the batches (b) whose keys count.
 
     Call it in log order. Keys of control batches and aborted data do not count (C17, C18); keys of
-    open transactions do. The function raises what `CleanedTransactions.see` raises.
+    open transactions do. The function raises what `TransactionOutcomes.is_aborted` raises; a caller
+    that destroys records is strict.
     """
-    outcomes = snapshot.transaction_outcomes()
+    outcomes = snapshot.transaction_outcomes(is_strict=is_strict)
 
     def is_mapped(chunk: Chunk) -> npt.NDArray[np.bool_]:
         is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0

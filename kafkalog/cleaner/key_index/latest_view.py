@@ -131,7 +131,7 @@ def _latest(
             start,
             end,
             offset_map,
-            is_mapped=mapped_batches(snapshot),
+            is_mapped=mapped_batches(snapshot, is_strict=False),
             part=part,
             on_records=passes.tell,
         )
@@ -203,7 +203,7 @@ class _Rows:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all committed records with a key in a span of offsets."""
         start, end = span
-        is_mapped = mapped_batches(snapshot)
+        is_mapped = mapped_batches(snapshot, is_strict=False)
         for chunk in snapshot.chunks(start, end):
             for run, records in chunk.runs(is_mapped(chunk)):
                 offsets = records.offsets

@@ -133,7 +133,7 @@ def clean_round(
         latest, end = find_latest_records(
             snapshot,
             log,
-            make_is_mapped=lambda start: mapped_batches(snapshot),
+            make_is_mapped=lambda start: mapped_batches(snapshot, is_strict=True),
             config=config,
             stats=stats,
             check_abort=check,

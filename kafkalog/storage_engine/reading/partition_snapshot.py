@@ -127,12 +127,15 @@ class PartitionSnapshot(ABC):
                 yield from reader.read(chunk, is_wanted)
                 del chunk  # free its memory before the next one is read
 
-    def transaction_outcomes(self, index: IndexedTransactions | None = None) -> TransactionOutcomes:
+    def transaction_outcomes(
+        self, index: IndexedTransactions | None = None, *, is_strict: bool = False
+    ) -> TransactionOutcomes:
         """Return a finder of the aborted batches in chunks, which must come in ascending order."""
         return TransactionOutcomes(
             self._chunks_ahead,
             index or self.indexed_transactions(),
             self.log_identity,
+            is_strict=is_strict,
         )
 
     def chunks(self, start: int, end: int, *, chunk_size: int = CHUNK_SIZE) -> Iterator[Chunk]:

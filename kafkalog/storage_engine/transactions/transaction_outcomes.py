@@ -9,7 +9,8 @@ memory.
 An index that lacks an entry is accepted. An index that contradicts a marker is an error, because a
 log that lost its end exactly between two batches has lost a marker without a trace. If the log is
 damaged before a marker, batches below the damage remain readable, and the index decides. A log in
-an object store has no such index for its readers, so there the damage is raised.
+an object store has no such index for its readers, so there the damage is raised. A cleaner destroys
+what it takes for superseded, so it raises the damage too.
 
 A log without transactions costs nothing here. A log that is read in order costs at most a second
 look at its headers, even in many short reads. Each continues from the markers of the reads before
@@ -61,16 +62,20 @@ class TransactionOutcomes:
         chunks_from: Callable[[int], Iterator[Chunk]],
         index: IndexedTransactions | None,
         identity: Callable[[], LogIdentity | None] = lambda: None,
+        *,
+        is_strict: bool = False,
     ) -> None:
         """Prepare a read; no file is opened before its first transaction.
 
         `chunks_from` yields the chunks of the log from an offset up to the high watermark. `index`
         has the entries of the `.txnindex` files, or is None if there are none. `identity` returns
-        the log's identity, or None if unknown.
+        the log's identity, or None if unknown. With `is_strict`, or without an index, damage before
+        a marker is raised.
         """
         self._chunks_from = chunks_from
         self._index = index
         self._load_identity = identity
+        self._is_strict = is_strict or index is None
         self._identity: LogIdentity | None = None
         self._markers: Markers | None = None
         self._offset = 0
@@ -95,8 +100,8 @@ class TransactionOutcomes:
         """Return which batches (b) of a chunk belong to an aborted transaction.
 
         The batches follow each other in the log. Raises CorruptBatchError for a malformed marker,
-        CorruptLogError if the index contradicts a marker or names a marker that is lost. Without an
-        index it raises what reading up to a marker raises.
+        CorruptLogError if the index contradicts a marker or names a marker that is lost. If it is
+        strict, it raises what reading up to a marker raises.
         """
         import numpy as np
 
@@ -190,7 +195,7 @@ class TransactionOutcomes:
             try:
                 chunk = next(self._ahead, None)
             except (CorruptLogError, StorageError):
-                if self._index is None:
+                if self._is_strict:
                     raise
                 chunk = None
                 self._is_damaged = True

@@ -153,7 +153,12 @@ def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[
     stats = CleanerStats("t", 0)
     with engine.snapshot("t", 0, whole=True) as snapshot:
         stop = build_offset_map(
-            snapshot, start, end, offset_map, is_mapped=mapped_batches(snapshot), stats=stats
+            snapshot,
+            start,
+            end,
+            offset_map,
+            is_mapped=mapped_batches(snapshot, is_strict=False),
+            stats=stats,
         )
     return stop, stats.map_records_read
 

@@ -435,6 +435,26 @@ def test_an_index_that_contradicts_the_markers_destroys_nothing(tmp_path: Path, 
     assert log.batches() == before
 
 
+def test_a_marker_that_cannot_be_read_destroys_nothing(tmp_path: Path) -> None:
+    """Without the index, nothing says that the later record of key 1 was aborted."""
+    log = Log.create(tmp_path)
+    log.data(1)
+    log.transact(2, 1)
+    log.roll()
+    log.abort(2)
+    log.data(3)
+    for index in log.directory.glob("*.txnindex"):
+        index.unlink()
+    active = max(log.directory.glob("*.log"))
+    data = bytearray(active.read_bytes())
+    data[70] ^= 1
+    active.write_bytes(data)
+    before = {path.name: path.read_bytes() for path in log.directory.glob("*.log")}
+    with pytest.raises(CorruptLogError, match="checksum"):
+        log.clean()
+    assert {path.name: path.read_bytes() for path in log.directory.glob("*.log")} == before
+
+
 # --- a cleaner that dies -------------------------------------------------------------------------
 
 

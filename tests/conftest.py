@@ -92,7 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if UNIT in item.path.parents and not item.get_closest_marker("slow"):
             item.add_marker("chosen")
-        if is_rest and item.get_closest_marker("alternating") and not has_day(item.name, 2):
+        if is_rest and item.get_closest_marker("alternating") and not has_day(item.name, 3):
             item.add_marker(pytest.mark.skip(reason="it has another day"))
 
 

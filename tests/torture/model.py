@@ -4,7 +4,8 @@
 
 The test draws logs of all codecs, segment sizes, timestamp types and budgets, with up to 50 steps
 each. Steps create, change and delete topics, append, run transactions, read, clean, apply
-retention, delete records, kill the process, or use another one. Examples are drawn in groups. Each
+retention, delete records, copy the log to an object store and back, kill the process, or use
+another one. Examples are drawn in groups. Each
 group has its own seed, which repeats it. A violation is printed as the shortest script that shows
 it.
 """
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 break
     finally:
         LogMachine.end()
-    for name in ("examples", "partitions_cleaned", "deaths"):
+    for name in ("examples", "partitions_cleaned", "deaths", "copies"):
         tally.more[name] = LogMachine.counts[name]
     tally.more["cells_of_the_matrix"] = f"{len(LogMachine.cells)} of {CELLS}"
     tally.report()

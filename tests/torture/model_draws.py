@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kafkalog.cleaner import CleanerConfig
 
 __all__ = [
+    "ACTIONS",
     "BUDGET",
     "BY",
     "CELLS",
@@ -18,6 +19,7 @@ __all__ = [
     "CLEANERS",
     "CONFIG",
     "DEATH",
+    "EVERY_KEY",
     "KEYS",
     "MATRIX",
     "PLACE",
@@ -27,6 +29,18 @@ __all__ = [
 
 NEVER: Final = str(2**63 - 1)
 KEYS: Final = st.integers(0, 7)
+EVERY_KEY: Final = [b"k%d" % key for key in range(8)]
+ACTIONS: Final = st.lists(
+    st.tuples(
+        st.integers(0, 1),
+        st.one_of(
+            st.booleans(), st.lists(st.one_of(KEYS, KEYS, KEYS, st.none()), min_size=1, max_size=6)
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+"""Producer, and the keys of its next batch, or whether its transaction is committed."""
 BY: Final = st.integers(0, 2)
 PLACE: Final = st.integers(0, 5)
 SHARE: Final = st.integers(0, 8)
@@ -69,5 +83,6 @@ CLEANERS: Final = st.builds(
     spill=st.booleans(),
     merge_batches=st.booleans(),
 )
+Action = tuple[int, bool | list[int | None]]
 Death = tuple[int, bool] | None
 Rows = list[tuple[int, int, int, int]]

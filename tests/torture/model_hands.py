@@ -29,6 +29,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staging import StagedWriter
+from tests.torture.model_copies import CopiedLog, rows_of
 from tests.torture.model_log import Row
 
 __all__ = ["Hands", "OtherProcess"]
@@ -111,14 +112,14 @@ class Hands:
         """Return the records of a range."""
         level = "read_committed" if committed else "read_uncommitted"
         found = self.log.read(topic, partition, start, end, isolation_level=level)
-        return [row for rows in found for row in _rows(rows)]
+        return rows_of(found)
 
     def latest(self, topic: str, partition: int, budget: int) -> list[Row]:
         """Return the latest record of every key."""
         with engine_of(self.log).snapshot(topic, partition, whole=True) as snapshot:
             end = snapshot.state.high_watermark
             found = latest(snapshot, end, budget_bytes=budget, schema=changelog_schema())
-            return [row for rows in found for row in _rows(rows)]
+            return rows_of(found)
 
     def lookup(self, topic: str, key: bytes, partition: int) -> Row | None:
         """Return the latest record of a key."""
@@ -126,6 +127,10 @@ class Hands:
         if found is None:
             return None
         return Row(found.offset, found.timestamp_ms, found.key, found.value)
+
+    def lookups(self, topic: str, keys: Sequence[bytes], partition: int) -> dict[bytes, Row]:
+        """Return the latest record of each key that has one, looked up all at once."""
+        return CopiedLog(engine_of(self.log)).lookups(topic, keys, partition)
 
     # --- cleaning and deleting ---
 
@@ -154,15 +159,6 @@ class Hands:
     def delete_records(self, topic: str, partition: int, before: int, now_ms: int) -> int:
         """Let a partition begin later."""
         return self.log.delete_records(topic, partition, before, now_ms=now_ms)
-
-
-def _rows(rows: pa.RecordBatch) -> list[Row]:
-    times = rows["timestamp"].cast(pa.int64()).to_pylist()
-    columns = (rows[name].to_pylist() for name in ("offset", "key", "value"))
-    return [
-        Row(offset, time // 1000, key, value)
-        for time, (offset, key, value) in zip(times, zip(*columns, strict=True), strict=True)
-    ]
 
 
 class OtherProcess:

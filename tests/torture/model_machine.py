@@ -11,19 +11,24 @@ from hypothesis.stateful import initialize, precondition, rule
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
+from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.writer import Writer
 from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, Record, marker
+from tests.torture.model_copies import copied_log, copy_back
 from tests.torture.model_draws import (
+    ACTIONS,
     BUDGET,
     BY,
     CHANGE,
     CLEANERS,
     CONFIG,
     DEATH,
+    EVERY_KEY,
     KEYS,
     PLACE,
     ROWS,
     SHARE,
+    Action,
     Death,
     Rows,
 )
@@ -148,27 +153,36 @@ class LogMachine(LogAndModel):
                 self.hands[again].append(name, wanted, older, 65_536, self.now_ms)
 
     @precondition(lambda self: self.topics)
-    @rule(
-        by=BY,
-        place=PLACE,
-        number=st.integers(0, 2),
-        producer=st.integers(0, 1),
-        keys=st.lists(st.one_of(KEYS, KEYS, KEYS, st.none()), min_size=1, max_size=6),
-        death=DEATH,
-    )
+    @rule(by=BY, place=PLACE, number=st.integers(0, 2), actions=ACTIONS, death=DEATH)
     def transact(
+        self, by: int, place: int, number: int, actions: list[Action], death: Death
+    ) -> None:
+        """Batches and markers of two producers; the last of them may be a death."""
+        name, topic = self._topic(place)
+        number %= len(topic.parts)
+        part = topic.parts[number]
+        for place, (producer, action) in enumerate(actions):
+            then = death if place + 1 == len(actions) else None
+            if not isinstance(action, bool):
+                self._go_on(by, name, number, producer, action, then)
+            elif producer in part.open:
+                kind = COMMIT if action else ABORT
+                batch = marker(part.end, kind, producer, timestamp=self.now_ms)
+                if self._append_raw(by, then, name, number, batch):
+                    part.mark(producer, commits=action)
+        self._look(name)
+
+    def _go_on(
         self,
         by: int,
-        place: int,
+        name: str,
         number: int,
         producer: int,
         keys: list[int | None],
         death: Death,
     ) -> None:
         """A batch of a transaction, which begins with it or goes on."""
-        name, topic = self._topic(place)
-        number %= len(topic.parts)
-        part = topic.parts[number]
+        part = self.topics[name].parts[number]
         rows = [
             Row(part.end + i, self.now_ms, key_of(key), self._value(3))
             for i, key in enumerate(keys)
@@ -184,24 +198,6 @@ class LogMachine(LogAndModel):
         if self._append_raw(by, death, name, number, batch.build()):
             part.append(rows, producer)
             part.sequences[producer] = sequence + len(rows)
-        self._look(name)
-
-    @precondition(lambda self: any(part.open for t in self.topics.values() for part in t.parts))
-    @rule(by=BY, place=PLACE, commits=st.booleans(), death=DEATH)
-    def mark(self, by: int, place: int, commits: bool, death: Death) -> None:
-        """A transaction ends."""
-        running = [
-            (name, number, producer)
-            for name, topic in sorted(self.topics.items())
-            for number, part in enumerate(topic.parts)
-            for producer in sorted(part.open)
-        ]
-        name, number, producer = running[place % len(running)]
-        part = self.topics[name].parts[number]
-        batch = marker(part.end, COMMIT if commits else ABORT, producer, timestamp=self.now_ms)
-        if self._append_raw(by, death, name, number, batch):
-            part.mark(producer, commits=commits)
-        self._look(name)
 
     # --- reading ---------------------------------------------------------------------------------
 
@@ -234,6 +230,42 @@ class LogMachine(LogAndModel):
             assert table == expected, f"latest: expected {expected}, found {rows}"
             one = hands.lookup(name, key_of(key), number)
             assert one == expected.get(b"k%d" % key), f"lookup: expected {expected}, found {one}"
+            many = hands.lookups(name, EVERY_KEY, number)
+            assert many == expected, f"lookups: expected {expected}, found {many}"
+
+    @precondition(lambda self: self.topics)
+    @rule(
+        commit_bytes=st.sampled_from([1, 400, 1 << 20]),
+        later=st.sampled_from([0, 1, 8]),
+        cleanings=st.lists(st.tuples(CLEANERS, st.booleans()), max_size=2),
+        start=SHARE,
+        end=SHARE,
+        budget=BUDGET,
+    )
+    def copy(
+        self,
+        commit_bytes: int,
+        later: int,
+        cleanings: list[tuple[CleanerConfig, bool]],
+        start: int,
+        end: int,
+        budget: int,
+    ) -> None:
+        """The log is copied into a store, which is cleaned, and that one into a directory."""
+        log = engine_of(self.hands[0].log)
+        with copied_log(log, commit_bytes, later, self.now_ms) as store:
+            store.check(self.topics, start, end, budget)
+            for config, force in cleanings:
+                store.clean(config, self.now_ms, force=force)
+                store.check(self.topics, start, end, budget)
+            with copy_back(store, self.now_ms) as back:
+                for name, topic in self.topics.items():
+                    for number in range(len(topic.parts)):
+                        for level in (False, True):
+                            found = back.rows(name, number, committed=level)
+                            assert found == store.rows(name, number, committed=level)
+                        assert back.producers(name, number) == store.producers(name, number)
+        self.counts["copies"] += 1
 
     # --- cleaning and deleting -------------------------------------------------------------------
 

@@ -159,8 +159,13 @@ class RangeReader:
         if not is_stream and any(before[n.range.partition].is_cleaned_in(n) for n in found):
             raise passed
         first = next((n for n in found if n.range.partition == left[0].range.partition), None)
-        if first is not None and first.object_names <= left[0].object_names:
-            raise passed  # the log has it in the same objects
+        was = left[0]
+        if (
+            first is not None
+            and first.object_names <= was.object_names
+            and first.state.log_start_offset == was.state.log_start_offset
+        ):
+            raise passed  # the log has it in the same objects, and retention took none
         return found
 
     def _fetched(self, left: list[StoredRange], *, is_stream: bool) -> Iterator[pa.RecordBatch]:

@@ -70,7 +70,8 @@ class StoredRange:
     def is_cleaned_in(self, planned_again: StoredRange) -> bool:
         """Return whether a cleaning since may have removed records of the range."""
         before, now = self.state, planned_again.state
-        return (before.swapped_at, before.cleaned_to) != (now.swapped_at, now.cleaned_to)
+        clean_to = max(before.cleaned_to, now.log_start_offset)  # a log start raises it too
+        return now.swapped_at != before.swapped_at or now.cleaned_to > clean_to
 
 
 class StoredPartition(InputPartition):
@@ -118,7 +119,9 @@ def planned_again(
     found: list[StoredRange] = []
     later_max = None if options.read_committed else 0
     for one in ranges:
-        range_ = replace(one.range, from_earliest=False, to_latest=False)
+        # As it was planned: the earliest and the latest offset are others by now.
+        place, bounds = one.range.partition, one.range.bounds
+        range_ = OffsetRange(place, *bounds, high_watermark=one.range.high_watermark)
         topic = state.log.topics.get(range_.partition.topic)
         ids = {placed.extent.topic_id for placed in one.extents}
         if topic is not None and ids - {topic.topic_id}:

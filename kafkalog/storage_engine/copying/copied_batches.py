@@ -1,7 +1,7 @@
 """The batches of one partition that a copy still lacks, in runs that its destination can append.
 
 A batch is copied as it is. Only the first one may be cut: a cleaning of the source may have merged
-records that were copied already with later ones.
+records that were copied already with later ones. A cleaning while a copy runs does so too.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
 
 COMMIT_BYTES: Final = 64 << 20
@@ -43,14 +44,17 @@ class PartitionToCopy:
 
 def copied_runs(
     source: LogEngine, wanted: PartitionToCopy, room: Callable[[], int]
-) -> Iterator[CopiedRun]:
+) -> Iterator[tuple[CopiedRun, bool]]:
     """Yield the runs that a copy lacks, each of at most `room()` bytes, or of one chunk.
 
-    The last one reaches to the end, and knows the source's producers. Raises InvalidInputError for
+    Each comes with whether it is the last one, which knows the source's producers. It reaches to
+    the end, or further. A cleaner of the source may pass the end meanwhile. Older records of keys
+    are gone then, so the runs go on to the log end as it is by now. Raises InvalidInputError for
     messages v0 and v1, CorruptBatchError, StorageError.
     """
     data = bytearray()
     start = position = wanted.start
+    end = wanted.end
     run = CopiedRun(
         wanted.topic,
         wanted.topic_id,
@@ -61,32 +65,49 @@ def copied_runs(
         b"",
         source=f"{source.root}: {wanted.name}",
     )
-    with source.snapshot(
-        wanted.topic, wanted.partition, start=max(start, wanted.log_start)
-    ) as snapshot:
-        for chunk in snapshot.chunks(max(start, wanted.log_start), wanted.end):
-            piece, end = _batches(chunk, wanted)
-            if data and len(data) + len(piece) > room():
-                log_start = min(wanted.log_start, position)
-                yield replace(run, start=start, end=position, log_start=log_start, data=bytes(data))
-                data.clear()
-                start = position
-            data += piece
-            position = max(position, end)
+    while True:
+        first = max(position, wanted.log_start)
+        with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
+            _state(source, wanted)  # the topic of these segments
+            for chunk in snapshot.chunks(first, end):
+                piece, next_offset = _batches(chunk, wanted, position)
+                if data and len(data) + len(piece) > room():
+                    log_start = min(wanted.log_start, position)
+                    yield (
+                        replace(
+                            run, start=start, end=position, log_start=log_start, data=bytes(data)
+                        ),
+                        False,
+                    )
+                    data.clear()
+                    start = position
+                data += piece
+                position = max(position, next_offset)
+        state = _state(source, wanted)
+        position = end = max(position, end)
+        if state.cleaned_to <= end:
+            break
+        end = state.high_watermark
     producers = source.producers(wanted.topic, wanted.partition)
-    if producers is not None and producers.end_offset == wanted.end:
+    if producers is not None and producers.end_offset == end:
         run = replace(run, producers=list(producers.entries.values()))
-    yield replace(
-        run,
-        start=start,
-        end=wanted.end,
-        log_start=min(wanted.log_start, wanted.end),
-        data=bytes(data),
-    )
+    log_start = min(wanted.log_start, end)
+    yield replace(run, start=start, end=end, log_start=log_start, data=bytes(data)), True
 
 
-def _batches(chunk: Chunk, wanted: PartitionToCopy) -> tuple[bytes | memoryview, int]:
-    """Return the batches of a chunk above the start, and the offset after the last one."""
+def _state(source: LogEngine, wanted: PartitionToCopy) -> PartitionState:
+    """Return the partition's state; raises StorageError if the topic is another one by now."""
+    known = source.describe(wanted.topic)
+    if known.topic_id != wanted.topic_id:
+        raise StorageError(
+            f"{source.root}: topic {wanted.topic!r} was deleted and created again meanwhile "
+            f"(expected id {wanted.topic_id}, found {known.topic_id}). Copy again."
+        )
+    return known.partitions[wanted.partition]
+
+
+def _batches(chunk: Chunk, wanted: PartitionToCopy, start: int) -> tuple[bytes | memoryview, int]:
+    """Return the batches of a chunk from `start` on, and the offset after the last one."""
     table = chunk.table
     if table.has_messages:
         raise InvalidInputError(
@@ -94,9 +115,9 @@ def _batches(chunk: Chunk, wanted: PartitionToCopy) -> tuple[bytes | memoryview,
             "batches v2). Read its records and append those (`kafkalog read`, `kafkalog append`)."
         )
     end = int(table.last_offsets[-1]) + 1
-    is_whole = table.base_offsets >= wanted.start
+    is_whole = table.base_offsets >= start
     first = len(table) if not is_whole.any() else int(np.argmax(is_whole))
-    head = b"".join(_cut(chunk, row, wanted.start) for row in range(first))
+    head = b"".join(_cut(chunk, row, start) for row in range(first))
     if first == len(table):
         return head, end
     stop = int(table.positions[-1] + table.sizes[-1])

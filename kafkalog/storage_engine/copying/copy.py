@@ -4,8 +4,9 @@ The destination's log ends are the position: nothing else says what is copied. A
 destination takes batches of several partitions, up to 64 MiB. A copy that dies between two commits
 leaves a beginning of the source, which a later copy continues.
 
-The copy is of one moment: what the source gets meanwhile comes with the next one. Its time is noted
-as that of a writer of each topic (`continuation` needs it).
+The copy is of one moment: what the source gets meanwhile comes with the next one. A cleaner of the
+source may pass that moment meanwhile. Then the copy of that partition goes on to its end. The time
+of the copy is noted as that of a writer of each topic (`continuation` needs it).
 
 Kafka has no counterpart; MirrorMaker copies records, not batches, and not their offsets.
 """
@@ -166,12 +167,16 @@ class _Copying:
         log_starts = self._log_starts()
         copied = []
         for each in wanted:
-            size = 0
+            size, end = 0, each.end
             if each.start < each.end or each.log_start > log_starts[each.topic, each.partition]:
-                for run in copied_runs(self._source, each, lambda: COMMIT_BYTES - self._size):
+                runs = copied_runs(self._source, each, lambda: COMMIT_BYTES - self._size)
+                for run, is_last in runs:
                     size += len(run.data)
-                    self._add(run, is_whole=run.end < each.end)
-            copied.append(CopiedPartition(each.topic, each.partition, each.start, each.end, size))
+                    end = run.end
+                    if is_last:
+                        self._total += max(0, end - each.end)
+                    self._add(run, is_whole=not is_last)
+            copied.append(CopiedPartition(each.topic, each.partition, each.start, end, size))
         self._commit()
         return copied
 

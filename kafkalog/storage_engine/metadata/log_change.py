@@ -88,11 +88,15 @@ class LogChange:
         """Raise StorageError if a topic of another log cannot be added."""
         if topic.name in self.state.topics or topic.name in self._created:
             raise StorageError(f"topic {topic.name!r} was created meanwhile. Copy again.")
-        if topic.topic_id in self.state.deleting:
+        if self.is_left(topic.topic_id):
             raise StorageError(
                 f"topic {topic.name!r}: its deletion here is not finished (expected nothing of the "
                 f"topic of id {topic.topic_id}). Copy again later, or to a new destination."
             )
+
+    def is_left(self, topic_id: str) -> bool:
+        """Return whether something of a deleted topic is left."""
+        return topic_id in self.state.deleting
 
     def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
         """Add a topic of another log under its id, without its records.
@@ -171,13 +175,15 @@ class LogChange:
     def raise_log_start(self, topic: str, number: int, offset: int) -> None:
         """Raise a partition's log start, and with it the first dirty and last stable offsets."""
         state = self.topic(topic).partitions[number]
-        self.change_partition(
-            topic,
-            number,
-            log_start_offset=offset,
-            first_dirty_offset=max(state.first_dirty_offset, offset),
-            last_stable_offset=max(state.last_stable_offset, offset),
-        )
+        self.change_partition(topic, number, **self.fields_of_start(state, offset))
+
+    def fields_of_start(self, state: PartitionState, offset: int) -> dict[str, int]:
+        """Return the fields of a partition's state that change if its log begins at `offset`."""
+        return {
+            "log_start_offset": offset,
+            "first_dirty_offset": max(state.first_dirty_offset, offset),
+            "last_stable_offset": max(state.last_stable_offset, offset),
+        }
 
     def delete_records(self, topic: str, number: int, before: int) -> int:
         """Let a partition begin at `before`, or later (rule P7); return where it begins.

@@ -1,7 +1,8 @@
 """Retention of a log in an object store: log starts that rise, and objects that are dropped.
 
 An extent is kept or goes whole, as a segment of a directory does. It has no file of its own: its
-object is dropped once the records of all its extents are gone.
+object is dropped once the records of all its extents are gone. Records without a timestamp have the
+age of their object, as a directory takes that of the file.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
-from kafkalog.storage_engine.object_store.store_state import Extent
+from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
 from kafkalog.storage_engine.writing.retention import RetentionStats
 
 
@@ -26,20 +27,27 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
             continue
         config = TopicConfig.parse(known.config)
         for number, state in known.present():
-            extents = [
-                extent
-                for _, extent in draft.store.extents(known.topic_id, number)
-                if extent.next_offset > state.log_start_offset
+            placed = [
+                each
+                for each in draft.store.extents(known.topic_id, number)
+                if each.extent.next_offset > state.log_start_offset
             ]
+            times = [_time_of(each, draft.store) for each in placed]
 
-            def is_older(place: int, horizon_ms: int, extents: Sequence[Extent] = extents) -> bool:
-                return extents[place].max_timestamp < horizon_ms
+            def is_older(place: int, horizon_ms: int, times: Sequence[int] = times) -> bool:
+                return times[place] < horizon_ms
 
-            sizes = [extent.size for extent in extents]
-            ends = [extent.next_offset for extent in extents]
+            sizes = [each.extent.size for each in placed]
+            ends = [each.extent.next_offset for each in placed]
             count = count_oldest(sizes, ends, state, config, is_older=is_older, now_ms=now_ms)
             if count:
                 draft.raise_log_start(name, number, ends[count - 1])
                 size = sum(sizes[:count])
                 found.append(RetentionStats(name, number, ends[count - 1], count, size))
     return found
+
+
+def _time_of(placed: PlacedExtent, state: StoreState) -> int:
+    """Return the largest timestamp of an extent, or if it has none, when its object was added."""
+    largest = placed.extent.max_timestamp
+    return state.objects[placed.object_name].added_ms if largest < 0 else largest

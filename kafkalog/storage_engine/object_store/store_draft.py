@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.metadata.log_change import LogChange
-from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 from kafkalog.storage_engine.object_store.store_state import (
     Cleaned,
     Extent,
@@ -63,6 +64,17 @@ class StoreDraft(LogChange):
         for file, of_file in zip(message.files, extents, strict=True):
             self._changes.add(file.name, file.size, of_file)
 
+    def is_left(self, topic_id: str) -> bool:
+        """Return whether an object has records of a deleted topic."""
+        extents = (extent for each in self.store.objects.values() for extent in each.extents)
+        return any(extent.topic_id == topic_id for extent in extents)
+
+    def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
+        """Add a topic of another log under its id, which may be that of a deleted one."""
+        super().copy_topic(topic, starts)
+        if topic.topic_id in self.state.deleting:
+            self.forget_deleted(topic.topic_id)
+
     def delete_topic(self, name: str, now_ms: int) -> None:
         """Delete a topic, and drop the objects that have records of no other."""
         super().delete_topic(name, now_ms)
@@ -73,14 +85,24 @@ class StoreDraft(LogChange):
         super().raise_log_start(topic, number, offset)
         self._has_ended_records = True
 
+    def fields_of_start(self, state: PartitionState, offset: int) -> dict[str, int]:
+        """Return them; if all records of its producers are gone, these are forgotten.
+
+        Only a copy brings producers, and maybe an open transaction. Their state is beside its last
+        object, which goes with the records.
+        """
+        fields = super().fields_of_start(state, offset)
+        if 0 <= state.producer_snapshot <= offset:
+            fields |= {"producer_snapshot": -1, "last_stable_offset": state.high_watermark}
+        return fields
+
     def end_partition(self, topic: str, number: int, log_start: int, **fields: int) -> None:
         """Set fields of a partition whose log start may rise, and drop the objects below it."""
-        state = self.topic(topic).partitions[number]
-        start = max(log_start, state.log_start_offset)
-        dirty = max(start, state.first_dirty_offset)
-        fields |= {"log_start_offset": start, "first_dirty_offset": dirty}
+        before = self.topic(topic).partitions[number]
+        start = max(log_start, before.log_start_offset)
+        fields |= self.fields_of_start(dataclasses.replace(before, **fields), start)
         self.change_partition(topic, number, **fields)
-        self._has_ended_records |= start > state.log_start_offset
+        self._has_ended_records |= start > before.log_start_offset
 
     def swap(self, sources: Sequence[str], outputs: Iterable[SegmentObject]) -> bool:
         """Put segment objects in the place of objects; return False if one of these is gone.

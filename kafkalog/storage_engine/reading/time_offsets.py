@@ -114,8 +114,13 @@ def latest(snapshot: PartitionSnapshot) -> TimeOffset | None:
     known = snapshot.largest_timestamp(start, end)
     best: TimeOffset | None = None
     for segment in snapshot.open_segments(start, end):
-        if segment.largest_timestamp >= known:  # another one has a younger record
+        if segment.largest_timestamp >= known:
             best = _latest_of(segment, start, end, best)
+    if best is not None and best.timestamp >= known:
+        return best  # the segments that were skipped are older
+    best = None
+    for segment in snapshot.open_segments(start, end):
+        best = _latest_of(segment, start, end, best)
     return best
 
 

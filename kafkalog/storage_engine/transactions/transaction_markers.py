@@ -12,6 +12,8 @@ any more. The markers of an earlier read are valid only for the same log:
 - Its high watermark is not below the known range.
 - The segments that were closed then have the same sizes, from the start of the read on. A log that
   lost its end exactly between two batches has lost markers without a trace.
+- The last batch of the range is still where it was. A log that was restored in place has another
+  one there.
 
 The cache drops markers that fail these checks, and those of a read that failed.
 """
@@ -25,9 +27,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 
 if TYPE_CHECKING:
@@ -44,11 +49,31 @@ _PRODUCER_SIZE: Final = 400
 _SEGMENT_SIZE: Final = 150
 
 
+class Place(NamedTuple):
+    """A batch in a log directory."""
+
+    segment_base: int
+    position: int
+    crc: int
+
+    def is_held_in(self, directory: Path) -> bool:
+        """Return whether a batch of that checksum is still there."""
+        path = directory / layout.segment_file(self.segment_base, layout.LOG)
+        try:
+            with files.closing(files.open_to_read(path)) as fd:
+                data = files.read_at(fd, layout.BATCH_OVERHEAD, self.position)
+        except OSError:
+            return False
+        return len(data) == layout.BATCH_OVERHEAD and parse_header(data, 0).crc == self.crc
+
+
 class Markers:
     """All markers of a log in the offsets [`begin`, `frontier`). Not thread-safe."""
 
     def __init__(self, begin: int) -> None:
         self.begin = self.frontier = begin
+        self.last: Place | None = None
+        """The batch before the frontier."""
         self._count = 0
         self._size_max = _SLACK
         self._of: dict[int, tuple[array[int], bytearray]] = {}
@@ -62,8 +87,13 @@ class Markers:
         """The approximate memory in bytes."""
         return self._count * _MARKER_SIZE + len(self._of) * _PRODUCER_SIZE
 
-    def note(self, found: Iterable[tuple[int, int, bool]], frontier: int) -> None:
-        """Add the markers from the frontier to a new one, as (producer id, offset, is ABORT)."""
+    def note(
+        self, found: Iterable[tuple[int, int, bool]], frontier: int, last: Place | None = None
+    ) -> None:
+        """Add the markers from the frontier to a new one, as (producer id, offset, is ABORT).
+
+        `last` is the batch before the new one.
+        """
         for producer_id, offset, is_abort in found:
             if producer_id not in self._of:
                 self._of[producer_id] = array("q"), bytearray()
@@ -71,7 +101,8 @@ class Markers:
             offsets.append(offset)
             aborts.append(is_abort)
             self._count += 1
-        self.frontier = max(self.frontier, frontier)
+        if frontier > self.frontier:
+            self.frontier, self.last = frontier, last
 
     def tells(self, producer_id: int, offset: int) -> bool:
         """Return whether a marker of a producer above `offset` is known."""
@@ -121,6 +152,7 @@ class Markers:
 class LogIdentity:
     """The log of a read, with the facts that show whether it has changed since."""
 
+    directory: Path
     place: tuple[object, ...]
     leader_epoch: int
     high_watermark: int
@@ -147,7 +179,9 @@ def log_identity(
     while closed and segments[closed - 1].base_offset >= state.active_base:
         closed -= 1
     place = (str(directory), found.st_dev, found.st_ino, topic_id)
-    return LogIdentity(place, state.leader_epoch, state.high_watermark, segments[:closed])
+    return LogIdentity(
+        directory, place, state.leader_epoch, state.high_watermark, segments[:closed]
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,9 +196,11 @@ class _Kept:
         return self.markers.size + len(self.sizes) * _SEGMENT_SIZE
 
     def is_true_of(self, log: LogIdentity) -> bool:
-        """Return whether leader epoch and high watermark allow the log to be the same."""
-        epoch, frontier = self.leader_epoch, self.markers.frontier
-        return epoch == log.leader_epoch and frontier <= log.high_watermark
+        """Return whether leader epoch, high watermark and last batch are those of the same log."""
+        epoch, frontier, last = self.leader_epoch, self.markers.frontier, self.markers.last
+        if epoch != log.leader_epoch or frontier > log.high_watermark:
+            return False
+        return last is None or last.is_held_in(log.directory)
 
     def has_segments_of(self, log: LogIdentity, offset: int) -> bool:
         """Return whether the closed segments from that of `offset` on have the same sizes."""

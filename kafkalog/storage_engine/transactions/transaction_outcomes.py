@@ -38,6 +38,7 @@ from kafkalog.storage_engine.transactions.transaction_index import (
 from kafkalog.storage_engine.transactions.transaction_markers import (
     LogIdentity,
     Markers,
+    Place,
     known_markers,
 )
 
@@ -226,7 +227,9 @@ def _note(markers: Markers, chunk: Chunk) -> None:
         for producer_id, offset, type_number in found
         if type_number in _MARKERS
     )
-    markers.note(known, int(table.last_offsets[-1]) + 1)
+    position = chunk.file_position + int(table.positions[-1])
+    last = Place(chunk.segment_base, position, int(table.crcs[-1]))
+    markers.note(known, int(table.last_offsets[-1]) + 1, last)
 
 
 def _check_agreement(

@@ -321,6 +321,50 @@ def test_a_batch_read_whose_objects_were_cleaned_is_of_a_moment_that_has_passed(
     assert len(query.run_planned()) == 6
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"minPartitions": "4"}, {"keys": '["k1"]'}, {"startingOffsets": "earliest"}]
+)
+def test_a_batch_read_that_is_planned_again_ends_where_it_was_planned(
+    two: TwoLogs, options: dict[str, str]
+) -> None:
+    two.append(12)
+    expected = sorted_rows(read_batch(two.directory, **options))
+    reader, found = planned(two, **options)
+    two.append(12)
+    written_anew(two.logs[1])
+    assert sorted_rows(rows(reader, found)) == expected
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("kind", ["batch", "stream"])
+def test_records_that_retention_takes_before_they_are_read_are_a_data_loss(
+    tmp_path: Path, kind: str, fails: str
+) -> None:
+    two = TwoLogs(tmp_path).topic(partitions=1, **{"segment.bytes": "14"}).topic("u", 1)
+    for _ in range(3):
+        two.append(4, partitions=1)
+        two.append(4, topic="u", partitions=1)
+    options = {"subscribe": "t,u", "failOnDataLoss": fails}
+    query = StreamingQuery(two.url, {"startingOffsets": "earliest", **options})
+    reader, found = planned(two, **options)
+    query.start()
+    query.plan()
+    written_anew(two.logs[1], log_start_offset=8, first_dirty_offset=8)
+
+    def read() -> list[Any]:
+        return rows(reader, found) if kind == "batch" else query.run_planned()
+
+    if fails == "true":
+        with pytest.raises(DataLossError, match="COULD_NOT_READ_OFFSET_RANGE"):
+            read()
+    else:
+        places = [(row["topic"], row["offset"]) for row in read()]
+        assert sorted(places) == [
+            *(("t", offset) for offset in range(8, 12)),
+            *(("u", offset) for offset in range(12)),
+        ]
+
+
 def test_a_view_whose_object_is_gone_is_not_planned_again(two: TwoLogs) -> None:
     two.append(6)
     reader, found = planned(two, view="latest")

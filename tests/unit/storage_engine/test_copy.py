@@ -13,8 +13,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule import manager, store_manager
 from kafkalog.errors import CorruptBatchError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
@@ -25,6 +27,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import ABORT, BatchBuilder, batch, joined, marker
 from tests.builders.message_builder import message
 from tests.unit.storage_engine.broker_root import BrokerRoot
@@ -502,3 +505,155 @@ def test_a_copy_that_dies_before_any_act_on_files_is_completed_by_the_next(
             again.close()
             assert [str(each) for each in verify(again.root, deep=True)] == []
     assert n > 30
+
+
+# --- what happens to the source meanwhile, and to the destination -------------------------------
+
+
+def appends(log: Engine, topic: str, *keys: str) -> None:
+    for key in keys:
+        log.append(topic, [(key, "v")], now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("merges", [True, False])
+def test_a_partition_that_a_cleaner_passes_meanwhile_is_copied_up_to_its_end(
+    source: Engine, destination: LogEngine, merges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The older records of its keys are gone. A merged batch may reach beyond the planned end."""
+    monkeypatch.setattr(copied_batches, "COMMIT_BYTES", 1)
+    monkeypatch.setattr("kafkalog.storage_engine.copying.copy.COMMIT_BYTES", 1)
+    source.create_topic("z", 1, now_ms=NOW_MS)
+    appends(source, "t", "a", "b")
+    appends(source, "z", "k0", "k1", "k2", "k3")
+    told: list[tuple[int, int]] = []
+
+    def progress(done: int, of: int) -> None:
+        if not told:
+            appends(source, "z", "k0", "k1", "k9")
+            config = CleanerConfig(merge_batches=merges)
+            manager.clean(source, "z", force=True, now_ms=NOW_MS, config=config)
+        told.append((done, of))
+
+    found = copy(source, destination, now_ms=NOW_MS, progress=progress)
+    assert told[-1][0] == told[-1][1] == 9
+    assert [each.end_offset for each in found] == [2, 7]
+    for log in (source, destination):
+        rows = [row for rows in log.read("z", 0) for row in rows.to_pylist()]
+        assert {row["key"]: row["offset"] for row in rows} == {
+            b"k2": 2,
+            b"k3": 3,
+            b"k0": 4,
+            b"k1": 5,
+            b"k9": 6,
+        }
+    appends(source, "z", "k1")
+    copy(source, destination, now_ms=NOW_MS)
+    assert ends_of(destination, "z") == 8
+
+
+def ends_of(log: LogEngine, topic: str) -> int:
+    return log.describe(topic).partitions[0].high_watermark
+
+
+def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_with_the_one_before(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.storage_engine.copying.copy.COMMIT_BYTES", 1)
+    source.create_topic("z", 1, now_ms=NOW_MS)
+    appends(source, "t", "a")
+    appends(source, "z", "old")
+
+    def progress(done: int, of: int) -> None:
+        source.delete_topic("z", now_ms=NOW_MS)
+        source.create_topic("z", 1, now_ms=NOW_MS)
+        appends(source, "z", "new", "new")
+
+    with pytest.raises(StorageError, match=r"'z' was deleted and created again .* Copy again"):
+        copy(source, destination, now_ms=NOW_MS, progress=progress)
+    assert ends_of(destination, "z") == 0
+
+
+def test_a_deleted_topic_is_copied_again_once_nothing_of_it_is_left(
+    source: Engine, store: ObjectLog
+) -> None:
+    appends(source, "t", "a")
+    for _ in range(2):
+        copied(source, store)
+        assert [row["key"] for row in records(store, "read_committed").values()] == [b"a"]
+        store.delete_topic("t", now_ms=NOW_MS)
+    copied(source, store)
+    assert not store.state().deleting
+
+
+def test_a_deleted_topic_with_records_beside_those_of_others_is_not_copied_again(
+    source: Engine, store: ObjectLog
+) -> None:
+    appends(source, "t", "a")
+    copied(source, store)
+    store.create_topic("u", 1, now_ms=NOW_MS)
+    rows = pa.RecordBatch.from_pydict(
+        {"topic": ["t", "u"], "key": [b"b", b"b"], "value": [b"", b""]}
+    )
+    writer = StagedWriter(store, store.state(), now_ms=lambda: NOW_MS)
+    for topic in ("t", "u"):
+        writer.append(topic, rows.select(["key", "value"]))
+    store.commit([writer.finish()], now_ms=NOW_MS)
+    store.delete_topic("t", now_ms=NOW_MS)
+    with pytest.raises(StorageError, match="its deletion here is not finished"):
+        copied(source, store)
+
+
+@pytest.mark.parametrize("deletes", ["source", "store"])
+def test_a_store_forgets_an_open_transaction_whose_records_are_all_deleted(
+    source: Engine, store: ObjectLog, deletes: str
+) -> None:
+    source.alter_topic("t", {"cleanup.policy": "delete"})
+    data = BatchBuilder(base_offset=0, transactional=True, producer=(7, 0, 0), leader_epoch=0)
+    for _ in range(3):
+        data.add(b"a", b"v", timestamp=NOW_MS)
+    source.append_raw("t", 0, data.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    assert ends(store) == (0, 0, 3)
+    assert producers(store)
+    (source if deletes == "source" else store).delete_records("t", 0, -1, now_ms=NOW_MS)
+    if deletes == "source":
+        copied(source, store)
+    store.append("t", [("k", "v"), ("l", "v")], now_ms=NOW_MS)
+    assert ends(store) == (3, 5, 5)
+    assert not producers(store)
+    other = ObjectLog(memory_address())
+    copied(store, other)
+    check_equal(store, other)
+
+
+def test_records_without_timestamps_are_as_old_as_their_object(
+    source: Engine, store: ObjectLog
+) -> None:
+    source.alter_topic("t", {"cleanup.policy": "delete", "retention.ms": "1000"})
+    for offset in range(3):
+        built = BatchBuilder(base_offset=offset, leader_epoch=0).add(b"k", b"v", timestamp=-1)
+        source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    assert not store.apply_retention("t", now_ms=NOW_MS + 1000)
+    assert ends(store) == (0, 3, 3)
+    store.apply_retention("t", now_ms=NOW_MS + 1001)
+    assert ends(store) == (3, 3, 3)
+
+
+def test_the_largest_timestamp_is_that_of_a_record_and_of_no_emptied_batch(
+    tmp_path: Path, source: Engine, store: ObjectLog
+) -> None:
+    """The last batch of a producer stays, with its largest timestamp, if its record goes."""
+    source.alter_topic("t", {"segment.bytes": "150"})
+    for offset, (key, later_ms) in enumerate([(b"a", 90), (b"x", 1), (b"y", 50), (b"a", 20)]):
+        producer = (1, 0, 0) if offset == 0 else (-1, -1, -1)
+        built = BatchBuilder(base_offset=offset, leader_epoch=0, producer=producer)
+        built.add(key, b"v" * 60, timestamp=NOW_MS + later_ms)
+        source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    assert store.offset_for_time("t", -3) == {0: (0, NOW_MS + 90, 0)}
+    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    with Engine(tmp_path / "back") as back:
+        copied(store, back)
+        for log in (store, back):
+            assert log.offset_for_time("t", -3) == {0: (2, NOW_MS + 50, 0)}

@@ -30,7 +30,7 @@ def moment(
     high_watermark: int = 10**6,
     segments: Iterable[SegmentFiles] = (),
 ) -> LogIdentity:
-    return LogIdentity((place,), epoch, high_watermark, list(segments))
+    return LogIdentity(Path(place), (place,), epoch, high_watermark, list(segments))
 
 
 def markers(begin: int, end: int, *, producers: int = 1, step: int = 1) -> Markers:

@@ -409,3 +409,15 @@ def test_only_the_indexes_that_a_read_concerns_are_read(
     monkeypatch.setattr(transaction_index, "aborted_transactions", noted)
     assert log.offsets(30, 50) == []
     assert [path.name for path in asked] == [name(30, ".txnindex"), name(40, ".txnindex")]
+
+
+@pytest.mark.parametrize("first", [ABORT, COMMIT])
+def test_a_log_that_is_restored_in_place_is_read_by_its_own_markers(
+    tmp_path: Path, first: int
+) -> None:
+    """The directory, the topic and the sizes are those of before."""
+    for kind in (first, COMMIT if first == ABORT else ABORT):
+        log = Log(tmp_path, [[batch(0, 2, of=7), marker(2, kind, 7)]])
+        for _ in range(2):
+            assert log.offsets() == ([] if kind == ABORT else [0, 1])
+    assert len(transaction_markers.known_markers)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pyarrow as pa
 import pytest
 
 from kafkalog.errors import UnknownTopicError
 from kafkalog.inspection.verify_store import stored_size, verify_store
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.store_log import new_object_log
 from tests.unit.storage_engine.test_regroup import fill
 
@@ -123,3 +126,13 @@ def test_records_that_no_object_has_are_damage(log: ObjectLog) -> None:
     (finding,) = lose(drop)
     assert f"t-{partition}: at byte 0: expected the records of offset 0" in finding
     assert f"found the next ones at offset {extent.next_offset}" in finding
+
+
+def test_a_topic_that_its_first_commit_creates_is_sound() -> None:
+    """Its tasks do not know its id, so the footers of their objects have none."""
+    log = new_object_log()
+    new = NewTopic(2, {"cleanup.policy": "compact"})
+    writer = StagedWriter(log, log.state(), now_ms=lambda: 0, new_topic=new)
+    writer.append("n", pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"1", b"2"]}))
+    log.commit([writer.finish()], create=new, now_ms=0)
+    assert not found(log, deep=True)

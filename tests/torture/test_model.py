@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase
 
+from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata import writer
+from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 from kafkalog.storage_engine.writing.partition import Appender
 from kafkalog.storage_engine.writing.transaction import Transaction
+from tests.builders.batch_builder import ABORT, BatchBuilder, marker
 from tests.torture import model_hands
 from tests.torture.model import examples
-from tests.torture.model_log import Part, Row
+from tests.torture.model_copies import copied_log
+from tests.torture.model_log import Part, Row, Topic
 from tests.torture.model_machine import LogMachine
 
 pytestmark = pytest.mark.slow
@@ -57,6 +64,31 @@ def test_the_model_finds_what_has_expired_and_stays(monkeypatch: pytest.MonkeyPa
     with pytest.raises(AssertionError, match="expired, and still there"):
         for seed in range(1, 9):  # what a seed draws changes with the constants in the sources
             examples(seed, 50, phases=GENERATE)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_the_model_finds_a_task_that_takes_an_unknown_marker_for_none(
+    tmp_path: Path, is_planted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = Part()
+    with Engine(tmp_path) as log:
+        log.create_topic("t", 1, {"segment.bytes": "14"}, now_ms=5)
+        for offset in range(3):
+            builder = BatchBuilder(
+                base_offset=offset, transactional=True, producer=(7, 0, offset), leader_epoch=0
+            )
+            built = builder.add(b"k%d" % offset, b"v", timestamp=5).build()
+            log.append_raw("t", 0, built.data, now_ms=5)
+            part.append([Row(offset, 5, b"k%d" % offset, b"v")], 7)
+        log.append_raw("t", 0, marker(3, ABORT, 7, timestamp=5).data, now_ms=5)
+        part.mark(7, commits=False)
+        topics = {"t": Topic({}, [part])}
+        told: AbstractContextManager[Any] = nullcontext()
+        if is_planted:
+            monkeypatch.setattr(ObjectSnapshot, "_chunks_ahead", lambda *_: iter(()))
+            told = pytest.raises(AssertionError, match="expected")
+        with told, copied_log(log, 1, 0, 5) as store:
+            store.check(topics, 0, 4, 1 << 20)
 
 
 ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row(3, 5, b"c", b"1")]

@@ -99,7 +99,7 @@ def _stored_obstacles(
             sentence = f"A transaction is open from offset {held.last_stable_offset}."
             reasons.append(Reason("transaction", sentence))
         extents = state.extents(known.topic_id, number)
-        youngest_ms = max((each.extent.max_timestamp for each in extents), default=-1)
+        youngest_ms = max(map(state.time_of, extents), default=-1)
         until_ms = youngest_ms + config.min_compaction_lag_ms
         if config.min_compaction_lag_ms and until_ms > now_ms:
             sentence = "It has records younger than min.compaction.lag.ms."

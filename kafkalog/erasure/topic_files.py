@@ -134,7 +134,7 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
         engine.partition_directory(topic, number): number
         for number, _ in state.topic(topic).present()
     }
-    roots = {engine.root, *(directory.parent for directory in partitions)}
+    roots = {*engine.roots, *(directory.parent for directory in partitions)}
     deleted = {
         engine.root / layout.deleted_directory(gone.name, number, gone.topic_id): gone.remove_at_ms
         for gone in state.deleting.values()
@@ -156,6 +156,8 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
 
 def _is_others(name: str, topic: str) -> bool:
     match = _REMAINS.search(name)
+    if match is not None and len(name) == layout.FILE_NAME_MAX:
+        return not topic.startswith(name[: match.start()])  # Kafka has shortened the topic
     if match is not None:
         return name[: match.start()] != topic
     parsed = layout.parse_partition_directory(name)

@@ -58,6 +58,8 @@ class Store(LogStore):
         roots = address.directories(path)
         self.root: Path = roots[0]
         self._brokers = owner.open_broker(roots)
+        self.roots: Sequence[Path] = roots
+        """The log directory, or all that a broker has (`log.dirs`)."""
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False

@@ -173,7 +173,7 @@ class ScratchPartition:
             with files.closing(files.open_empty(log)) as fd:
                 files.truncate(fd, self._state.objects[name].size)
             self._inodes[log.stat().st_ino] = name
-            files.set_times(log, _modified_ns(extent))
+            files.set_times(log, self._modified_ns(placed))
             if extent.base_offset < self._producers_at <= extent.next_offset:
                 content = side.section(layout.SNAPSHOT)
                 if not content:
@@ -205,8 +205,12 @@ class ScratchPartition:
             return
         with files.closing(files.open_to_write(log)) as fd:
             files.write_pieces(fd, self._client.pieces(name, extent.size))
-        files.set_times(log, _modified_ns(extent))
+        files.set_times(log, self._modified_ns(placed))
         self._brought.add(log)
+
+    def _modified_ns(self, placed: PlacedExtent) -> int:
+        """Return the modification time of a segment's file; it tells the age of its records."""
+        return max(0, self._state.time_of(placed)) * 1_000_000
 
     def _is_clean(self, extent: Extent) -> bool:
         return extent.next_offset <= valid_first_dirty_offset(self.held)
@@ -332,11 +336,6 @@ def _write(path: Path, pieces: Iterable[Buffer]) -> None:
     """Write a file of some pieces."""
     with files.closing(files.open_empty(path)) as fd:
         files.write_pieces(fd, pieces)
-
-
-def _modified_ns(extent: Extent) -> int:
-    """Return the modification time of a segment's file, which stands for its largest timestamp."""
-    return max(0, extent.max_timestamp) * 1_000_000
 
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:

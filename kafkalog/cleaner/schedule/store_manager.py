@@ -61,7 +61,8 @@ def regroup_due(
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
     With `force` it takes only those that are `chosen` of a state, in the order of their commits. A
-    damaged object is left as it is, with a warning, and so is not cleaned. Raises StorageError.
+    damaged or missing object is left as it is, with a warning, and so is not cleaned. Raises
+    StorageError.
     """
     done: list[Regrouped] = []
     damaged: set[str] = set()
@@ -75,8 +76,9 @@ def regroup_due(
                 break
             try:
                 found = regroup(log, names, now_ms=now_ms, check_abort=check_abort)
-            except CorruptLogError as fault:
-                wrong = {name for name in names if str(fault.path).endswith(f"/{name}")}
+            except (CorruptLogError, ObjectMissingError) as fault:
+                told = str(fault.path) if isinstance(fault, CorruptLogError) else str(fault)
+                wrong = {name for name in names if f"/{name}:" in f"{told}:"}
                 if not wrong:
                     raise
                 damaged |= wrong
@@ -115,7 +117,7 @@ def merge_due(
                     _log.warning("%s: an object cannot be merged: %s", log.root, fault)
                 except ObjectMissingError as fault:
                     if not is_replaced(log, names, fault):
-                        raise
+                        _log.warning("%s: an object cannot be merged: %s", log.root, fault)
     return done
 
 

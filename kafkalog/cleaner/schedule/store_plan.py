@@ -162,12 +162,14 @@ class Part:
     """A partition's run of records in one object."""
 
     size: int
-    max_timestamp: int
-    """Epoch ms; -1 for none."""
+    time_ms: int
+    """The largest timestamp, or without one when the object was added; -1 without a batch."""
     is_dirty: bool
     """Whether it ends above the first dirty offset."""
     is_fresh: bool
     """Whether it is in a mixed object."""
+    has_time: bool = True
+    """Whether a record has a timestamp."""
 
 
 def plan_partition(
@@ -204,13 +206,13 @@ def _cleaning(
     """Plan a cleaning. Kafka: LogCleanerManager, rules C32 to C37."""
     lag_ms = config.min_compaction_lag_ms
     dirty = [part for part in parts if part.is_dirty]
-    aged = [*itertools.takewhile(lambda part: part.max_timestamp <= now_ms - lag_ms, dirty)]
+    aged = [*itertools.takewhile(lambda part: part.time_ms <= now_ms - lag_ms, dirty)]
     if not lag_ms:
         aged = dirty
     clean_bytes = sum(part.size for part in parts if not part.is_dirty)
     dirty_bytes = sum(part.size for part in aged)
     total = clean_bytes + dirty_bytes
-    firsts = [part.max_timestamp for part in aged if part.max_timestamp > 0]
+    firsts = [part.time_ms for part in aged if part.has_time and part.time_ms > 0]
     delay_ms = max(0, now_ms - min(firsts) - config.max_compaction_lag_ms) if firsts else 0
     ratio = dirty_bytes / total if total else 0.0
     figures = {
@@ -233,7 +235,7 @@ def _cleaning(
     if ratio > config.min_cleanable_dirty_ratio:
         return Decision(CLEAN, "ratio", shown, figures)
     if len(aged) < len(dirty) and not aged:
-        until_ms = dirty[0].max_timestamp + lag_ms
+        until_ms = dirty[0].time_ms + lag_ms
         text = "Its dirty records are younger than min.compaction.lag.ms."
         return Decision(REST, "young", text, figures, until_ms)
     if not dirty:
@@ -308,13 +310,14 @@ def plan_of(
     first_dirty = valid_first_dirty_offset(known.partitions[partition])
     parts = [
         Part(
-            extent.size,
-            extent.max_timestamp,
-            extent.next_offset > first_dirty,
-            not layout.is_stored_segment(name),
+            placed.extent.size,
+            state.time_of(placed),
+            placed.extent.next_offset > first_dirty,
+            not layout.is_stored_segment(placed.object_name),
+            has_time=placed.extent.max_timestamp >= 0,
         )
-        for name, extent in live_extents(state, topic, partition)
-        if with_fresh or layout.is_stored_segment(name)
+        for placed in live_extents(state, topic, partition)
+        if with_fresh or layout.is_stored_segment(placed.object_name)
     ]
     cleaned = state.cleaned_of(known.topic_id, partition)
     notes = {} if cleaned is None else cleaned.notes

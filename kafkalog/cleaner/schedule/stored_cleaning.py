@@ -28,6 +28,7 @@ from kafkalog.cleaner.state.uncleanable import fault_reason, mark_uncleanable
 from kafkalog.errors import CommitInDoubtError, KafkaLogError
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.failure import SweptError
 from kafkalog.storage_engine.object_store.store_state import Cleaned
 
 if TYPE_CHECKING:
@@ -81,6 +82,10 @@ class StoredCleaning:
                     raise
                 except CleaningAborted:
                     self.on_aborted(CleanerStats(topic, partition))
+                    return None
+                except SweptError as fault:
+                    self.log.discard_segments(outputs, fault)
+                    _log.info("%s-%d: a sweep was quicker", topic, partition)
                     return None
                 except (KafkaLogError, OSError) as fault:
                     self.log.discard_segments(outputs, fault)

@@ -45,6 +45,10 @@ class ObjectMissingError(StorageError):
     """An object is not in the store."""
 
 
+class SweptError(StorageError):
+    """An object that a commit would add is older than a sweep, which may delete it."""
+
+
 class UnplannedExtentError(StorageError):
     """A task has to look for a marker beyond the extents that it was given."""
 

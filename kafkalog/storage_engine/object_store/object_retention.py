@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
-from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
 from kafkalog.storage_engine.writing.retention import RetentionStats
 
 
@@ -32,7 +31,7 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
                 for each in draft.store.extents(known.topic_id, number)
                 if each.extent.next_offset > state.log_start_offset
             ]
-            times = [_time_of(each, draft.store) for each in placed]
+            times = [*map(draft.store.time_of, placed)]
 
             def is_older(place: int, horizon_ms: int, times: Sequence[int] = times) -> bool:
                 return times[place] < horizon_ms
@@ -45,9 +44,3 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
                 size = sum(sizes[:count])
                 found.append(RetentionStats(name, number, ends[count - 1], count, size))
     return found
-
-
-def _time_of(placed: PlacedExtent, state: StoreState) -> int:
-    """Return the largest timestamp of an extent, or if it has none, when its object was added."""
-    largest = placed.extent.max_timestamp
-    return state.objects[placed.object_name].added_ms if largest < 0 else largest

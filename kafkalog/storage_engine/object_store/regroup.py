@@ -27,7 +27,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.extent_bytes import stamp
-from kafkalog.storage_engine.object_store.failure import ObjectMissingError
+from kafkalog.storage_engine.object_store.failure import ObjectMissingError, SweptError
 from kafkalog.storage_engine.object_store.segment_object import (
     SEGMENT_SIZE_MAX,
     SegmentObject,
@@ -140,10 +140,12 @@ def regroup(
 
 
 def is_replaced(log: SwappingLog, names: Sequence[str], fault: Exception) -> bool:
-    """Return whether an object is missing because others were quicker, and a collector after them.
+    """Return whether others were quicker, so that an object is missing, or an output was swept.
 
     Sends a request if an object is missing. Raises StorageError.
     """
+    if isinstance(fault, SweptError):
+        return True
     if not isinstance(fault, ObjectMissingError):
         return False
     live = log.store_state().objects

@@ -112,12 +112,19 @@ class StoreDraft(LogChange):
         if any(name not in self.store.objects for name in sources):
             return False
         topics = {topic.topic_id: topic for topic in self.state.topics.values()}
+        added_ms = max((self.store.objects[name].added_ms for name in sources), default=0)
         for name in sources:
             self._changes.drop(name)
         for each in outputs:
             if is_live(each.extent, topics):
                 extent = each.extent
-                self._changes.add(each.name, extent.size, [extent], side_size=each.side_size)
+                self._changes.add(
+                    each.name,
+                    extent.size,
+                    [extent],
+                    side_size=each.side_size,
+                    added_ms=added_ms if extent.max_timestamp < 0 else 0,
+                )
         self._has_ended_records |= bool(self.state.deleting)
         return True
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import EMPTY, Change, State
+from kafkalog.storage_engine.object_store.failure import SweptError
 from kafkalog.storage_engine.object_store.layered_map import LayeredMap
 from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequence
 
@@ -170,10 +170,19 @@ class StoreChange(Change):
         of_objects = self.objects or self.dropped or self.forgotten or self.cleanings
         return super().__bool__() or bool(of_objects or self.swept is not None)
 
-    def add(self, name: str, size: int, extents: Sequence[Extent], *, side_size: int = 0) -> None:
-        """Add an object with records."""
+    def add(
+        self,
+        name: str,
+        size: int,
+        extents: Sequence[Extent],
+        *,
+        side_size: int = 0,
+        added_ms: int = 0,
+    ) -> None:
+        """Add an object with records; `added_ms` is that of others, whose records it has."""
         values = [size, [_values(extent) for extent in extents]]
-        self.objects[name] = [*values, 0, side_size] if side_size else values
+        more = [0, side_size, added_ms] if added_ms else [0, side_size] if side_size else []
+        self.objects[name] = [*values, *more]
 
     def drop(self, name: str) -> None:
         """Drop an object: another one has its records, or they are gone."""
@@ -339,11 +348,21 @@ class StoreState:
             ended = [name for name in self.cleaned if name.rpartition("-")[0] not in live]
         return self.cleaned.changed(found, ended) if found or ended else self.cleaned
 
+    def time_of(self, placed: PlacedExtent) -> int:
+        """Return an extent's largest timestamp, or without one when its object was added (ms).
+
+        A directory then takes the file's time. Returns -1 for an extent without a batch.
+        """
+        largest = placed.extent.max_timestamp
+        if largest >= 0 or not placed.extent.size:
+            return largest
+        return self.objects[placed.object_name].added_ms
+
     def check_unswept(self, change: Mapping[str, Any]) -> None:
-        """Raise StorageError for a new object that a sweep has declared dead."""
+        """Raise SweptError for a new object that a sweep has declared dead."""
         for name in change.get("objects", EMPTY):
             if layout.seen_by_stored(name) <= self.swept:
-                raise StorageError(
+                raise SweptError(
                     f"{name}: the object is older than a sweep, which may delete it (expected a "
                     f"writer that has seen commit {self.swept + 1}). Run the batch again."
                 )

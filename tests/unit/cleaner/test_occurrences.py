@@ -34,6 +34,7 @@ from tests.unit.cleaner.searched_log import (
     kinds,
     searched_log,
 )
+from tests.unit.storage_engine.broker_root import BrokerRoot
 
 
 @pytest.fixture
@@ -372,3 +373,34 @@ def test_a_search_changes_nothing(log: KafkaLog) -> None:
     with kafkalog.open(log.root, read_only=True) as reader:
         assert reader.occurrences("t", [b"user-3"], now_ms=NOW).found > 0
     assert {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()} == before
+
+
+def test_a_deleted_directory_whose_long_topic_name_is_shortened_is_searched(tmp_path: Path) -> None:
+    topic, suffix = "t" * 230, f"-0.{'ab' * 16}-delete"
+    with KafkaLog(tmp_path / "log") as log:
+        log.create_topic(topic, 1)
+        for name in (topic, "u" * 230):
+            gone = log.root / (name[: layout.FILE_NAME_MAX - len(suffix)] + suffix)
+            gone.mkdir()
+            (gone / f"{BASE}.log").write_bytes(batch(KEY))
+        found = log.occurrences(topic, [KEY])
+    assert [file.file.path.parent.name[:1] for file in found.files if file.file.kind == "log"] == [
+        "t", "t",
+    ]  # fmt: skip
+    assert found.found
+
+
+def test_every_directory_of_a_broker_is_searched(tmp_path: Path) -> None:
+    first, second = BrokerRoot(tmp_path / "a"), BrokerRoot(tmp_path / "b")
+    first.partition("t-0")
+    second.partition("u-0")
+    gone = tmp_path / "b" / f"t-1.{'ab' * 16}-stray"
+    gone.mkdir()
+    (gone / f"{BASE}.log").write_bytes(batch(KEY))
+    for root, name in ((first, "t-0"), (second, "u-0")):
+        root.checkpoint("replication-offset-checkpoint", {name: 100})
+        root.shut_down()
+    with kafkalog.open([tmp_path / "a", tmp_path / "b"], read_only=True) as log:
+        found = log.occurrences("t", [KEY])
+    assert found.found == 1
+    assert gone in {file.file.path.parent for file in found.files}

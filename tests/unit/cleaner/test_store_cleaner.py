@@ -655,3 +655,65 @@ def test_extents_of_one_base_offset_map_no_file_of_each_other(
         assert len([*scratch.directory.glob(f"*{layout.STORED_SIDE}")]) == 2
         assert one.section(layout.INDEX) == other.section(layout.INDEX)
     assert not [*scratch.directory.glob(f"*{layout.STORED_SIDE}")]
+
+
+def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    swap = log.swap
+    swept: list[int] = []
+
+    def swap_late(*arguments: Any, **options: Any) -> bool:
+        if not swept:
+            other = ObjectLog(log.address)
+            swept.append(other.store_state().number)
+            other.change(lambda draft: draft.sweep(swept[0]), now_ms=NOW_MS)
+        return swap(*arguments, **options)
+
+    monkeypatch.setattr(log, "swap", swap_late)
+    assert not store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    state = log.store_state()
+    assert state.cleaned_of(log.describe("t").topic_id, 0) is None
+    (done,) = store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    assert done.error is None
+    assert done.records_removed == 15
+
+
+def test_a_regrouping_whose_outputs_a_sweep_took_is_done_again(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    swap = log.swap
+    swept: list[int] = []
+
+    def swap_late(*arguments: Any, **options: Any) -> bool:
+        if not swept:
+            other = ObjectLog(log.address)
+            swept.append(other.store_state().number)
+            other.change(lambda draft: draft.sweep(swept[0]), now_ms=NOW_MS)
+        return swap(*arguments, **options)
+
+    monkeypatch.setattr(log, "swap", swap_late)
+    done = store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    assert [each.is_lost for each in done] == [True, False]
+
+
+@pytest.mark.parametrize("is_regrouped", [False, True])
+def test_a_missing_object_of_one_topic_keeps_no_other_from_being_cleaned(
+    log: ObjectLog, is_regrouped: bool
+) -> None:
+    for topic in ("t", "u"):
+        log.create_topic(topic, 1, CHANGING)
+        for _ in range(4):
+            fill(log, topic=topic, commits=1)
+        if is_regrouped:
+            store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    topic_id = log.describe("u").topic_id
+    log.client.delete([log.store_state().extents(topic_id, 0)[0].object_name])
+    done = store_manager.clean(log, force=True, now_ms=NOW_MS)
+    assert {each.topic: each.error is None for each in done}["t"]
+    assert sum(each.records_removed for each in done if each.topic == "t") == 15

@@ -657,3 +657,54 @@ def test_the_largest_timestamp_is_that_of_a_record_and_of_no_emptied_batch(
         copied(store, back)
         for log in (store, back):
             assert log.offset_for_time("t", -3) == {0: (2, NOW_MS + 50, 0)}
+
+
+HOUR_MS = 3_600_000
+
+
+def test_records_without_timestamps_wait_for_the_lag_from_when_their_object_was_added(
+    source: Engine, store: ObjectLog
+) -> None:
+    config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)}
+    source.alter_topic("t", {**config, "segment.bytes": "100", "min.cleanable.dirty.ratio": "0"})
+    for offset in range(4):
+        built = BatchBuilder(base_offset=offset, leader_epoch=0).add(b"k", b"v" * 40, timestamp=-1)
+        source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    for force in (False, True):
+        store_manager.clean(store, "t", force=force, now_ms=NOW_MS + HOUR_MS - 1)
+        assert len(records(store, "read_committed")) == 4
+    store_manager.clean(store, "t", now_ms=NOW_MS + HOUR_MS + 1)
+    assert [*records(store, "read_committed")] == [3]
+
+
+def test_a_segment_that_a_cleaning_emptied_keeps_no_record_behind_it_from_retention(
+    source: Engine, store: ObjectLog
+) -> None:
+    config = {"retention.ms": str(HOUR_MS), "segment.bytes": "100"}
+    source.alter_topic("t", {**config, "min.cleanable.dirty.ratio": "0"})
+    for offset, key in enumerate([b"a", b"b", b"c", b"a", b"b", b"c"]):
+        built = BatchBuilder(base_offset=offset, leader_epoch=0).add(
+            key, b"v" * 40, timestamp=NOW_MS
+        )
+        source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    store_manager.clean(store, "t", force=True, now_ms=NOW_MS + HOUR_MS - 1)
+    assert ends(store) == (0, 6, 6)
+    store.apply_retention("t", now_ms=NOW_MS + HOUR_MS + 1)
+    assert ends(store) == (6, 6, 6)
+
+
+def test_a_cleaning_makes_records_without_timestamps_no_younger(
+    source: Engine, store: ObjectLog
+) -> None:
+    config = {"retention.ms": str(HOUR_MS), "segment.bytes": "100"}
+    source.alter_topic("t", {**config, "min.cleanable.dirty.ratio": "0"})
+    for offset, key in enumerate([b"a", b"b", b"a", b"c"]):
+        built = BatchBuilder(base_offset=offset, leader_epoch=0).add(key, b"v" * 40, timestamp=-1)
+        source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
+    copied(source, store)
+    store_manager.clean(store, "t", force=True, now_ms=NOW_MS + HOUR_MS - 1)
+    assert [*records(store, "read_committed")] == [1, 2, 3]
+    store.apply_retention("t", now_ms=NOW_MS + HOUR_MS + 1)
+    assert ends(store) == (4, 4, 4)

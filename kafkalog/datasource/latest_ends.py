@@ -34,6 +34,10 @@ class LatestEnds:
         self._state: State | None = None
         self._ends: Offsets = {}
         self._missing: list[str] = []
+        self._ids: dict[str, str] = {}
+        """The ids of the topics that were subscribed to."""
+        self._recreated: set[str] = set()
+        """Those that have another id now, until they are reported."""
 
     def of(self, known: Offsets) -> Offsets:
         """Return the end of each subscribed partition; `known` are offsets seen before.
@@ -53,11 +57,31 @@ class LatestEnds:
                     if missing != self._missing:
                         _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
             self._ends = options.latest_offsets(subscription, state)
+            ids = {name: state.topics[name].topic_id for name in {p.topic for p in self._ends}}
+            was = self._ids
+            self._recreated |= {name for name in ids if was.get(name, ids[name]) != ids[name]}
+            self._ids |= ids
             self._missing = missing
             self._state = state
         ends = self._ends
         behind = [p for p, end in ends.items() if end < known.get(p, 0)]
         return ends | self._at_least(known, behind, state) if behind else ends
+
+    def report_recreated(self, known: Offsets) -> None:
+        """Report topics that were deleted and created again between calls of `of`.
+
+        Other checks report a topic that ends below the known offsets, or has fewer partitions.
+        Raises DataLossError, or warns. A query that starts again does not know the ids any more.
+        """
+        behind = {p.topic for p, offset in known.items() if self._ends.get(p, -1) < offset}
+        recreated = self._recreated & {partition.topic for partition in known}
+        self._recreated = set()
+        for name in sorted(recreated - behind):
+            report_data_loss(
+                "PARTITIONS_DELETED",
+                f"topic {name!r} was deleted and created again",
+                fail=self._options.fail_on_data_loss,
+            )
 
     def are_of(self, ends: Offsets, state: State) -> bool:
         """Return whether an answer of `of` holds as long as the state does."""

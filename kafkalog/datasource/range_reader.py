@@ -146,6 +146,7 @@ class RangeReader:
         A view of the latest records, and a batch read, are of the moment at which they were
         planned: no cleaning since may have removed records. A view is never planned again.
         """
+        from kafkalog.storage_engine.object_store.failure import ObjectMissingError
         from kafkalog.storage_engine.object_store.polled_log import PolledLog
 
         assert self.options.store is not None
@@ -159,13 +160,9 @@ class RangeReader:
         if not is_stream and any(before[n.range.partition].is_cleaned_in(n) for n in found):
             raise passed
         first = next((n for n in found if n.range.partition == left[0].range.partition), None)
-        was = left[0]
-        if (
-            first is not None
-            and first.object_names <= was.object_names
-            and first.state.log_start_offset == was.state.log_start_offset
-        ):
-            raise passed  # the log has it in the same objects, and retention took none
+        is_missing = isinstance(error, ObjectMissingError)
+        if is_missing and first is not None and left[0].object_names <= first.object_names:
+            raise passed  # the log has it in the same objects
         return found
 
     def _fetched(self, left: list[StoredRange], *, is_stream: bool) -> Iterator[pa.RecordBatch]:

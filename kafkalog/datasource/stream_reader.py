@@ -151,6 +151,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         known = self._looked_up(begin)
         ends = self._latest().of(known)
+        if self._target is None:
+            self._latest().report_recreated(known)
         if is_new:
             initial = self._initial_ends()
             ends = {partition: end for partition, end in ends.items() if partition in initial}
@@ -203,6 +205,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             begin = from_json(self._initial.offsets)
         if self._target:
             check_available_now(until, self._target, self._latest().of(until))
+            self._latest().report_recreated(until)
         ranges = micro_batch_ranges(
             begin,
             until,

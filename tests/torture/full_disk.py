@@ -77,7 +77,7 @@ class Upsert(SQLiteUpsert):
         )
 
     def leave_out_refused(self, df: Any, batch: Batch, refused: Sequence[Refusal]) -> None:
-        plan = plan_number(batch.batch_id, batch.end_offsets)
+        plan = plan_number(batch.batch_id, batch.end_offsets, 0)
         with Engine(self.log) as engine:
             engine.create_topic(LETTERS, 1, {"cleanup.policy": "delete"}, exist_ok=True)
             staged = StagedWriter(

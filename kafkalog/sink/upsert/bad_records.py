@@ -167,7 +167,8 @@ class BadRecords:
         if applied:
             found = _beyond(found, applied)
         first = F.min(F.struct(*_PLACE, REASON))
-        [(count, record)] = found.agg(F.count("*"), first).collect()
+        places = F.bit_xor(F.xxhash64(*_PLACE))
+        [(count, record, digest)] = found.agg(F.count("*"), first, places).collect()
         if not count:
             return 0
         topic, partition, offset, reason = record
@@ -183,7 +184,7 @@ class BadRecords:
             reason,
         )
         if self.topic:
-            self._write(found, writer, plan_number(batch_id, end_offsets))
+            self._write(found, writer, plan_number(batch_id, end_offsets, digest))
         return int(count)
 
     def _write(self, found: DataFrame, writer: str, plan: int) -> None:
@@ -212,9 +213,12 @@ class BadRecords:
         letters.write.format("kafkalog").mode("append").options(**options).save()
 
 
-def plan_number(batch_id: int, end_offsets: EndOffsets) -> int:
-    """Return a number that this plan of a micro-batch has, and no other plan of the query."""
-    plan = json.dumps([batch_id, end_offsets], sort_keys=True).encode()
+def plan_number(batch_id: int, end_offsets: EndOffsets, places: int) -> int:
+    """Return a number that this plan of a micro-batch has, and no other plan of the query.
+
+    `places` is a digest of its bad records: another schema, or another table, refuses others.
+    """
+    plan = json.dumps([batch_id, end_offsets, places], sort_keys=True).encode()
     return int.from_bytes(hashlib.blake2b(plan, digest_size=8).digest()) >> 1
 
 

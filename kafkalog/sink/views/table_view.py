@@ -269,8 +269,12 @@ class KTableView:
 
     def _has_live_keys(self, position: Position) -> bool:
         ends = position.end_offsets.get(self.topic, {})
+        is_committed = not self._reads_uncommitted
+        left_out = position.bad_records  # each of their keys may have no row
         with self._log() as log:
-            return has_live_keys(log, self.topic, ends, read_committed=not self._reads_uncommitted)
+            return has_live_keys(
+                log, self.topic, ends, read_committed=is_committed, more_than=left_out
+            )
 
     @property
     def _has_ended(self) -> bool:

@@ -6,6 +6,7 @@ records that were copied already with later ones. A cleaning while a copy runs d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class PartitionToCopy:
     end: int
     log_start: int
     """Where the source's log begins."""
+    planned_s: float
+    """When this was found out (`time.monotonic`)."""
 
     @property
     def name(self) -> str:
@@ -50,7 +54,8 @@ def copied_runs(
     Each comes with whether it is the last one, which knows the source's producers. It reaches to
     the end, or further. A cleaner of the source may pass the end meanwhile. Older records of keys
     are gone then, so the runs go on to the log end as it is by now. Raises InvalidInputError for
-    messages v0 and v1, CorruptBatchError, StorageError.
+    messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner passes the end and has
+    had the time to remove deletions.
     """
     data = bytearray()
     start = position = wanted.start
@@ -85,7 +90,10 @@ def copied_runs(
                 position = max(position, next_offset)
         state = _state(source, wanted)
         position = end = max(position, end)
-        if state.cleaned_to <= end:
+        cleaned_to = min(state.cleaned_to, state.high_watermark)
+        if cleaned_to > wanted.end:
+            _check_deletions(source, wanted, cleaned_to)
+        if cleaned_to <= end:
             break
         end = state.high_watermark
     producers = source.producers(wanted.topic, wanted.partition)
@@ -104,6 +112,18 @@ def _state(source: LogEngine, wanted: PartitionToCopy) -> PartitionState:
             f"(expected id {wanted.topic_id}, found {known.topic_id}). Copy again."
         )
     return known.partitions[wanted.partition]
+
+
+def _check_deletions(source: LogEngine, wanted: PartitionToCopy, cleaned_to: int) -> None:
+    """Raise StorageError if a tombstone or marker since the plan may have been cleaned away."""
+    config = TopicConfig.parse(source.describe(wanted.topic).config)
+    if (time.monotonic() - wanted.planned_s) * 1000 >= config.delete_retention_ms:
+        raise StorageError(
+            f"{source.root}: {wanted.name} was cleaned up to offset {cleaned_to} while it was "
+            f"copied up to {wanted.end}, so that deletions may be missing (expected a copy within "
+            f"{config.delete_retention_ms} ms, which is delete.retention.ms). Copy to a new "
+            "destination."
+        )
 
 
 def _batches(chunk: Chunk, wanted: PartitionToCopy, start: int) -> tuple[bytes | memoryview, int]:

@@ -13,6 +13,7 @@ Kafka has no counterpart; MirrorMaker copies records, not batches, and not their
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -81,6 +82,7 @@ def _wanted(
     source: LogEngine, destination: LogEngine, topic: TopicState, held: State, *, now_ms: int
 ) -> Iterator[PartitionToCopy]:
     """Yield the partitions of a topic, checked, with what the destination lacks of each."""
+    planned_s = time.monotonic()
     known = held.topics.get(topic.name)
     copied = held.writers.get(Writer(WRITER_ID, topic.name, 0).name)
     for number, state in topic.present():
@@ -89,7 +91,13 @@ def _wanted(
         else:
             start = _first_offset(source, topic.name, number)
         each = PartitionToCopy(
-            topic.name, topic.topic_id, number, start, state.high_watermark, state.log_start_offset
+            topic.name,
+            topic.topic_id,
+            number,
+            start,
+            state.high_watermark,
+            state.log_start_offset,
+            planned_s,
         )
         if known is not None:
             continuation.check_partition(
@@ -172,9 +180,8 @@ class _Copying:
                 runs = copied_runs(self._source, each, lambda: COMMIT_BYTES - self._size)
                 for run, is_last in runs:
                     size += len(run.data)
-                    end = run.end
-                    if is_last:
-                        self._total += max(0, end - each.end)
+                    self._total += max(0, run.end - end)  # a cleaner has passed the end
+                    end = max(end, run.end)
                     self._add(run, is_whole=not is_last)
             copied.append(CopiedPartition(each.topic, each.partition, each.start, end, size))
         self._commit()

@@ -67,7 +67,7 @@ class StoreDraft(LogChange):
     def is_left(self, topic_id: str) -> bool:
         """Return whether an object has records of a deleted topic."""
         extents = (extent for each in self.store.objects.values() for extent in each.extents)
-        return any(extent.topic_id == topic_id for extent in extents)
+        return super().is_left(topic_id) and any(e.topic_id == topic_id for e in extents)
 
     def copy_topic(self, topic: TopicState, starts: Mapping[int, int]) -> None:
         """Add a topic of another log under its id, which may be that of a deleted one."""

@@ -30,6 +30,7 @@ from kafkalog.storage_engine.object_store import commit_log, mixed_object
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.polled_log import PolledLog
 from kafkalog.storage_engine.object_store.store_state import StoreChange, StoreState
 from tests.object_store_proxy import StoreProxy
 from tests.unit.datasource.logs import NOW_MS, read_batch, rows, source
@@ -237,6 +238,27 @@ def test_a_read_whose_object_is_gone_says_to_load_again(
     client.delete([entry.name for entry in client.list("data")])
     told = r"data/.*missing.* load the DataFrame, and run the action again\.$"
     with pytest.raises(MomentPassedError, match=told):
+        rows(reader, found)
+
+
+def test_a_read_whose_object_is_lost_ends_though_the_log_grows(
+    two: TwoLogs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        two.append(6)
+    reader, found = planned(two, endingOffsets='{"t":{"0":2,"1":2,"2":2}}')
+    log = two.logs[1]
+    client = log.client  # type: ignore[attr-defined]
+    (first, *_) = log.store_state().objects  # type: ignore[attr-defined]
+    client.delete([first])
+    shared = PolledLog.shared
+
+    def grown(address: Any) -> Any:
+        two.append(3)
+        return shared(address)
+
+    monkeypatch.setattr(PolledLog, "shared", grown)
+    with pytest.raises(MomentPassedError, match="the object is missing"):
         rows(reader, found)
 
 
@@ -605,3 +627,24 @@ def test_options_for_a_store_are_part_of_the_plan_and_hold_no_secret(two: TwoLog
     options = SourceOptions.parse({"path": two.url, "subscribe": "t"})
     assert options.store is not None and str(options.store) == two.url
     assert options.directories == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"view": "latest"}], ids=str)
+def test_a_topic_that_is_created_again_and_is_longer_is_a_data_loss_of_a_running_query(
+    two: TwoLogs, options: dict[str, str]
+) -> None:
+    two.append(3)
+    queries = [
+        StreamingQuery(place, {"startingOffsets": "earliest", **options})
+        for place in (two.directory, two.url)
+    ]
+    for query in queries:
+        query.start()
+        assert query.drain()
+    for log in two.logs:
+        log.delete_topic("t", now_ms=NOW_MS)
+    two.topic()
+    two.append(12)
+    for query in queries:
+        with pytest.raises(DataLossError, match="'t' was deleted and created again"):
+            query.trigger()

@@ -251,6 +251,16 @@ def test_an_empty_table_of_a_log_without_values_goes_on(place: Place) -> None:
         assert is_emptied(place.target(), place.generations, live) is is_lost
 
 
+@pytest.mark.parametrize(("bad_records", "is_lost"), [(0, True), (2, True), (3, False)])
+def test_an_empty_table_whose_keys_may_all_be_bad_records_goes_on(
+    place: Place, bad_records: int, is_lost: bool
+) -> None:
+    place.append(3)
+    ends = {"t": {"0": 3}}
+    position = Position(0, ends, 0, bad_records=bad_records)
+    assert place.view()._has_live_keys(position) is is_lost
+
+
 def test_a_table_put_back_without_its_position_is_the_views_own(place: Place) -> None:
     class PutBack(SQLiteUpsert):
         def positions(self) -> dict[str, Position]:

@@ -82,10 +82,11 @@ def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -
 
 
 def test_dead_letters_of_another_plan_of_a_micro_batch_are_not_a_repetition() -> None:
-    given = plan_number(3, {"t": {"0": 10, "1": 5}})
-    assert given == plan_number(3, {"t": {"1": 5, "0": 10}})
+    given = plan_number(3, {"t": {"0": 10, "1": 5}}, 7)
+    assert given == plan_number(3, {"t": {"1": 5, "0": 10}}, 7)
     others = [(3, {"t": {"0": 11, "1": 5}}), (4, {"t": {"0": 10, "1": 5}}), (3, {}), (4, {})]
-    assert len({given, *(plan_number(*plan) for plan in others)}) == 5
+    assert len({given, *(plan_number(*plan, 7) for plan in others)}) == 5
+    assert plan_number(3, {"t": {"0": 10, "1": 5}}, 8) != given
 
 
 def test_only_a_micro_batch_that_was_planned_again_has_been_applied_in_part() -> None:

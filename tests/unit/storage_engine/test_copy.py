@@ -551,6 +551,40 @@ def test_a_partition_that_a_cleaner_passes_meanwhile_is_copied_up_to_its_end(
     assert ends_of(destination, "z") == 8
 
 
+def test_a_copy_that_a_cleaner_passes_is_refused_once_deletions_may_be_gone(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kafkalog.storage_engine.copying.copy.COMMIT_BYTES", 1)
+    source.create_topic("z", 1, {"delete.retention.ms": "0"}, now_ms=NOW_MS)
+    appends(source, "t", "a", "b")
+    appends(source, "z", "k0", "k1")
+
+    def progress(done: int, of: int) -> None:
+        if source.describe("z").partitions[0].high_watermark == 2:
+            source.append("z", [("k0", None), ("k2", "v")], now_ms=NOW_MS)
+            for later_ms in (1, 2, 3):
+                manager.clean(source, "z", force=True, now_ms=NOW_MS + later_ms)
+                appends(source, "z", "k3")
+
+    with pytest.raises(StorageError, match=r"z-0 was cleaned .* deletions may be missing"):
+        copy(source, destination, now_ms=NOW_MS, progress=progress)
+    assert ends_of(destination, "z") == 0
+    copy(source, destination, now_ms=NOW_MS + 1)
+    rows = [row for rows in destination.read("z", 0) for row in rows.to_pylist()]
+    assert {row["key"] for row in rows} == {b"k1", b"k2", b"k3"}
+
+
+def test_a_copy_ends_though_the_first_dirty_offset_lies_above_the_end(
+    source: Engine, destination: LogEngine
+) -> None:
+    appends(source, "t", "a", "b")
+    with source.transaction() as transaction:
+        transaction.change_partition("t", 0, first_dirty_offset=9)
+        transaction.publish(NOW_MS)
+    copied(source, destination)
+    assert ends(destination) == (0, 2, 2)
+
+
 def ends_of(log: LogEngine, topic: str) -> int:
     return log.describe(topic).partitions[0].high_watermark
 

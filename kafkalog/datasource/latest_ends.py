@@ -58,7 +58,7 @@ class LatestEnds:
                         _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
             self._ends = options.latest_offsets(subscription, state)
             ids = {name: state.topics[name].topic_id for name in {p.topic for p in self._ends}}
-            was = self._ids
+            was = {} if self._store.is_brokers else self._ids  # a broker's id may come late
             self._recreated |= {name for name in ids if was.get(name, ids[name]) != ids[name]}
             self._ids |= ids
             self._missing = missing
@@ -75,7 +75,7 @@ class LatestEnds:
         """
         behind = {p.topic for p, offset in known.items() if self._ends.get(p, -1) < offset}
         recreated = self._recreated & {partition.topic for partition in known}
-        self._recreated = set()
+        self._recreated = recreated & behind  # what these checks do not report is left
         for name in sorted(recreated - behind):
             report_data_loss(
                 "PARTITIONS_DELETED",

@@ -91,9 +91,10 @@ class StoreErasure:
         erased: ErasedKeys | None,
         progress: Callable[[int, CleanerStats], None],
     ) -> CleanerStats | None:
-        """Clean a partition, again as long as another process takes its objects away meanwhile."""
+        """Clean a partition, again as long as another process takes objects away meanwhile."""
         while True:
             closed = self._closed(number)
+            swept = self._log.known_state.swept
 
             def tell(stats: CleanerStats, of: int = 2 * sum(closed.values())) -> None:
                 progress(of, stats)
@@ -113,7 +114,7 @@ class StoreErasure:
             if stats is not None:
                 self._holders.update(closed)
                 return stats
-            if self._closed(number) == closed:
+            if self._closed(number) == closed and self._log.known_state.swept == swept:
                 return None
 
     def _closed(self, number: int) -> dict[str, int]:

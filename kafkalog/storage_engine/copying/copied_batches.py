@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
@@ -27,6 +27,25 @@ COMMIT_BYTES: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """How far a partition was cleaned at a time; a cleaning since may have removed deletions."""
+
+    time_s: float
+    """By `time.monotonic`."""
+    swapped_at: int
+    cleaned_to: int
+
+    @classmethod
+    def of(cls, state: PartitionState) -> Self:
+        """Return the present one of a state that was just loaded."""
+        return cls(time.monotonic(), state.swapped_at, state.cleaned_to)
+
+    def is_of(self, state: PartitionState) -> bool:
+        """Return whether nothing was cleaned since."""
+        return (self.swapped_at, self.cleaned_to) == (state.swapped_at, state.cleaned_to)
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionToCopy:
     """A partition, and what of it a copy lacks: the offsets of [start, end)."""
 
@@ -37,8 +56,10 @@ class PartitionToCopy:
     end: int
     log_start: int
     """Where the source's log begins."""
-    planned_s: float
-    """When this was found out (`time.monotonic`)."""
+    planned: Moment
+    """The source when this was found out."""
+    copied_ms: int
+    """How long before that the last copy began, in ms; -1 if the destination has no records."""
 
     @property
     def name(self) -> str:
@@ -54,12 +75,13 @@ def copied_runs(
     Each comes with whether it is the last one, which knows the source's producers. It reaches to
     the end, or further. A cleaner of the source may pass the end meanwhile. Older records of keys
     are gone then, so the runs go on to the log end as it is by now. Raises InvalidInputError for
-    messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner passes the end and has
-    had the time to remove deletions.
+    messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner had the time to remove
+    deletions of what was copied.
     """
     data = bytearray()
     start = position = wanted.start
     end = wanted.end
+    before: Moment | None = wanted.planned if wanted.copied_ms >= 0 else None
     run = CopiedRun(
         wanted.topic,
         wanted.topic_id,
@@ -74,6 +96,7 @@ def copied_runs(
         first = max(position, wanted.log_start)
         with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
             _state(source, wanted)  # the topic of these segments
+            before = before or Moment.of(snapshot.state)
             for chunk in snapshot.chunks(first, end):
                 piece, next_offset = _batches(chunk, wanted, position)
                 if data and len(data) + len(piece) > room():
@@ -90,10 +113,9 @@ def copied_runs(
                 position = max(position, next_offset)
         state = _state(source, wanted)
         position = end = max(position, end)
-        cleaned_to = min(state.cleaned_to, state.high_watermark)
-        if cleaned_to > wanted.end:
-            _check_deletions(source, wanted, cleaned_to)
-        if cleaned_to <= end:
+        if not before.is_of(state):
+            _check_deletions(source, wanted, before)
+        if min(state.cleaned_to, state.high_watermark) <= end:
             break
         end = state.high_watermark
     producers = source.producers(wanted.topic, wanted.partition)
@@ -114,15 +136,18 @@ def _state(source: LogEngine, wanted: PartitionToCopy) -> PartitionState:
     return known.partitions[wanted.partition]
 
 
-def _check_deletions(source: LogEngine, wanted: PartitionToCopy, cleaned_to: int) -> None:
-    """Raise StorageError if a tombstone or marker since the plan may have been cleaned away."""
-    config = TopicConfig.parse(source.describe(wanted.topic).config)
-    if (time.monotonic() - wanted.planned_s) * 1000 >= config.delete_retention_ms:
+def _check_deletions(source: LogEngine, wanted: PartitionToCopy, before: Moment) -> None:
+    """Raise StorageError if a cleaning may have removed a deletion of a record that was copied.
+
+    The source keeps a tombstone, and a marker, for `delete.retention.ms` (`continuation`).
+    """
+    retention_ms = TopicConfig.parse(source.describe(wanted.topic).config).delete_retention_ms
+    elapsed_ms = (time.monotonic() - before.time_s) * 1000 + max(0, wanted.copied_ms)
+    if elapsed_ms >= retention_ms:
         raise StorageError(
-            f"{source.root}: {wanted.name} was cleaned up to offset {cleaned_to} while it was "
-            f"copied up to {wanted.end}, so that deletions may be missing (expected a copy within "
-            f"{config.delete_retention_ms} ms, which is delete.retention.ms). Copy to a new "
-            "destination."
+            f"{source.root}: {wanted.name} was cleaned while it was copied, so that deletions may "
+            f"be missing (expected a copy every {retention_ms} ms, which is delete.retention.ms). "
+            "Copy to a new destination."
         )
 
 

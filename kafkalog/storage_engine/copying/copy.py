@@ -13,7 +13,6 @@ Kafka has no counterpart; MirrorMaker copies records, not batches, and not their
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,12 +21,13 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.copying import continuation
 from kafkalog.storage_engine.copying.copied_batches import (
     COMMIT_BYTES,
+    Moment,
     PartitionToCopy,
     copied_runs,
 )
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.metadata.log_change import LogChange
-from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
@@ -82,7 +82,6 @@ def _wanted(
     source: LogEngine, destination: LogEngine, topic: TopicState, held: State, *, now_ms: int
 ) -> Iterator[PartitionToCopy]:
     """Yield the partitions of a topic, checked, with what the destination lacks of each."""
-    planned_s = time.monotonic()
     known = held.topics.get(topic.name)
     copied = held.writers.get(Writer(WRITER_ID, topic.name, 0).name)
     for number, state in topic.present():
@@ -97,13 +96,26 @@ def _wanted(
             start,
             state.high_watermark,
             state.log_start_offset,
-            planned_s,
+            Moment.of(state),
+            _copied_ms(known, number, copied, now_ms),
         )
         if known is not None:
             continuation.check_partition(
                 source, topic, destination, known, each, copied=copied, now_ms=now_ms
             )
         yield each
+
+
+def _copied_ms(
+    known: TopicState | None, number: int, copied: WriterState | None, now_ms: int
+) -> int:
+    """Return how long ago the last copy of a partition began; -1 if there are no records of it."""
+    if known is None:
+        return -1
+    held = known.partitions[number]
+    if held.high_watermark == held.log_start_offset:
+        return -1
+    return max(0, now_ms - (0 if copied is None else copied.batch_id))
 
 
 def _first_offset(source: LogEngine, topic: str, partition: int) -> int:

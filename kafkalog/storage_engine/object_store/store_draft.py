@@ -13,6 +13,7 @@ from kafkalog.storage_engine.object_store.store_state import (
     Extent,
     StoreChange,
     StoreState,
+    covering,
 )
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
@@ -112,7 +113,6 @@ class StoreDraft(LogChange):
         if any(name not in self.store.objects for name in sources):
             return False
         topics = {topic.topic_id: topic for topic in self.state.topics.values()}
-        added_ms = max((self.store.objects[name].added_ms for name in sources), default=0)
         for name in sources:
             self._changes.drop(name)
         for each in outputs:
@@ -123,10 +123,16 @@ class StoreDraft(LogChange):
                     extent.size,
                     [extent],
                     side_size=each.side_size,
-                    added_ms=added_ms if extent.max_timestamp < 0 else 0,
+                    added_ms=self._time_of(extent, sources) if extent.max_timestamp < 0 else 0,
                 )
         self._has_ended_records |= bool(self.state.deleting)
         return True
+
+    def _time_of(self, extent: Extent, sources: Sequence[str]) -> int:
+        """Return the time of an output without timestamps: that of the sources that it replaces."""
+        extents = self.store.extents(extent.topic_id, extent.partition)
+        placed = covering(extents, extent.base_offset, extent.next_offset)
+        return max((self.store.time_of(p) for p in placed if p.object_name in sources), default=0)
 
     def set_cleaned(self, topic_id: str, partition: int, cleaned: Cleaned) -> None:
         """Set what the last cleaning of a partition has left."""

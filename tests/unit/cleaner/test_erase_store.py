@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -361,6 +361,24 @@ def test_another_cleaner_that_is_quicker_keeps_no_key(log: ObjectLog, is_regroup
     assert found.is_erased
     assert objects_with(log) == []
     assert others(log) == before
+
+
+def test_a_sweep_of_what_an_erasure_has_cleaned_makes_it_clean_again(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(log)
+    other, swap, swept = ObjectLog(log.address), log.swap, set[int]()
+
+    def late(sources: Sequence[str], *given: Any, **options: Any) -> bool:
+        if not swept and sources and layout.is_stored_segment(sources[0]):
+            swept.add(other.store_state().number)
+            other.change(lambda draft: draft.sweep(*swept), now_ms=NOW)
+        return swap(sources, *given, **options)
+
+    monkeypatch.setattr(log, "swap", late)
+    assert erased(log).is_erased
+    assert swept
+    assert objects_with(log) == []
 
 
 def test_a_collector_during_the_search_hides_no_record(

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from kafkalog.datasource import latest_ends
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError
+from kafkalog.storage_engine.format import layout
 from tests.builders.batch_builder import COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import broker_directory, rows, source
 from tests.unit.storage_engine import broker_root
@@ -254,3 +255,18 @@ def test_a_sink_refuses_a_brokers_directory(tmp_path: Path) -> None:
 
     with pytest.raises(InvalidInputError, match="can only be read"):
         log_directory({"path": f"{tmp_path}/a,{tmp_path}/b"})
+
+
+def test_a_topic_whose_id_a_broker_writes_late_is_not_one_that_was_created_again(
+    tmp_path: Path,
+) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    directory = root.partition("t-0", topic_id=None)
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 100})
+    reader = stream(root.path, startingOffsets="earliest")
+    assert reader.latestOffset({"t": {"0": 0}}, ALL) == {"t": {"0": 100}}
+    metadata = f"version: 0\ntopic_id: {broker_root.TOPIC_ID}"
+    (directory / layout.PARTITION_METADATA).write_text(metadata)
+    time.sleep(0.02)
+    root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 100})
+    assert reader.latestOffset({"t": {"0": 100}}, ALL) == {"t": {"0": 100}}

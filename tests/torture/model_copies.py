@@ -33,7 +33,7 @@ from kafkalog.storage_engine.transactions.producers import ProducerEntry
 from tests.torture.model_draws import EVERY_KEY
 from tests.torture.model_log import Row, Topic
 from tests.torture.scratch import memory_disk
-from tests.unit.storage_engine.store_log import memory_address
+from tests.unit.storage_engine.store_log import new_object_log
 
 __all__ = ["CopiedLog", "copied_log", "copy_back", "rows_of"]
 
@@ -131,7 +131,7 @@ def copied_log(log: LogEngine, commit_bytes: int, later: int, now_ms: int) -> It
         mock.patch.object(stored_partition, "LATER", later),
         mock.patch.object(stored_partition, "SPLIT_BYTES", 1000),
     ):
-        store = ObjectLog(memory_address())
+        store = new_object_log()
         copy(log, store, now_ms=now_ms)
         yield CopiedLog(store)
 

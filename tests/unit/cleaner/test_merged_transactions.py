@@ -13,7 +13,7 @@ from kafkalog.cleaner.schedule import store_manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.object_store import object_log, regroup
+from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.storage_engine.copied_log import (
     NOW_MS,
@@ -24,14 +24,9 @@ from tests.unit.storage_engine.copied_log import (
     producers,
     records,
 )
-from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
+from tests.unit.storage_engine.store_log import new_object_log
 
 CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "1.0"}
-
-
-@pytest.fixture(autouse=True)
-def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
 
 
 @pytest.fixture
@@ -43,7 +38,7 @@ def log(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def store() -> ObjectLog:
-    return ObjectLog(memory_address())
+    return new_object_log()
 
 
 def merged(log: Engine, store: ObjectLog, seed: int) -> None:

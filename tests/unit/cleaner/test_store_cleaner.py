@@ -657,12 +657,8 @@ def test_extents_of_one_base_offset_map_no_file_of_each_other(
     assert not [*scratch.directory.glob(f"*{layout.STORED_SIDE}")]
 
 
-def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
-    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log.create_topic("t", 1, CHANGING)
-    fill(log)
-    store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+def sweep_before_the_first_swap(log: ObjectLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let another process sweep all objects that no commit names when the log swaps first."""
     swap = log.swap
     swept: list[int] = []
 
@@ -674,6 +670,15 @@ def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
         return swap(*arguments, **options)
 
     monkeypatch.setattr(log, "swap", swap_late)
+
+
+def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    sweep_before_the_first_swap(log, monkeypatch)
     assert not store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
     state = log.store_state()
     assert state.cleaned_of(log.describe("t").topic_id, 0) is None
@@ -687,17 +692,7 @@ def test_a_regrouping_whose_outputs_a_sweep_took_is_done_again(
 ) -> None:
     log.create_topic("t", 1, CHANGING)
     fill(log)
-    swap = log.swap
-    swept: list[int] = []
-
-    def swap_late(*arguments: Any, **options: Any) -> bool:
-        if not swept:
-            other = ObjectLog(log.address)
-            swept.append(other.store_state().number)
-            other.change(lambda draft: draft.sweep(swept[0]), now_ms=NOW_MS)
-        return swap(*arguments, **options)
-
-    monkeypatch.setattr(log, "swap", swap_late)
+    sweep_before_the_first_swap(log, monkeypatch)
     done = store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
     assert [each.is_lost for each in done] == [True, False]
 

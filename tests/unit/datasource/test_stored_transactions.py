@@ -25,7 +25,6 @@ from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import StoreChange, StoreState
 from kafkalog.storage_engine.transactions import transaction_markers
@@ -34,17 +33,12 @@ from tests.unit.datasource.logs import read_batch, rows, source
 from tests.unit.datasource.streaming_query import StreamingQuery
 from tests.unit.datasource.two_logs import sorted_rows
 from tests.unit.storage_engine.copied_log import CONFIG, NOW_MS, RandomBatches, ends, fill, records
-from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
+from tests.unit.storage_engine.store_log import new_object_log
 
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     transaction_markers.known_markers.clear()
-
-
-@pytest.fixture(autouse=True)
-def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_log, "ObjectClient", WithoutProbe)
 
 
 @pytest.fixture
@@ -56,7 +50,7 @@ def log(tmp_path: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def store() -> ObjectLog:
-    return ObjectLog(memory_address())
+    return new_object_log()
 
 
 def plain(offset: int) -> BuiltBatch:

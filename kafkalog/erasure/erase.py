@@ -186,8 +186,7 @@ def _latest(
     start = min([snapshot.state.log_start_offset, *(one.base_offset for one in segments)])
     with snapshot.transaction_outcomes() as outcomes:
         for chunk in snapshot.chunks(start, end):
-            is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-            is_wanted &= ~outcomes.is_aborted(chunk)
+            is_wanted = ~chunk.table.is_control & ~outcomes.is_aborted(chunk)
             for _, records in chunk.runs(is_wanted):
                 rows, numbers = keys.find(records)
                 is_deletion = records.value_sizes[rows] < 0

@@ -205,10 +205,9 @@ class _Scan:
         self.bytes(start, end)
 
     def _chunk(self, chunk: ScannedBatches) -> None:
-        is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
         for batch in np.flatnonzero(~chunk.is_valid).tolist():
             self._damaged(chunk, batch, "one with another checksum")
-        left = np.flatnonzero(chunk.is_valid & ~is_control)
+        left = np.flatnonzero(chunk.is_valid & ~chunk.table.is_control)
         try:
             for records in chunk.records(left):
                 self._records(records, chunk.table)

@@ -17,6 +17,7 @@ from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
+from kafkalog.inspection.verify_transactions import TransactionCheck
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import unnamed
 from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
@@ -152,7 +153,8 @@ class _Store:
 
     def _records(self, placed: list[PlacedExtent]) -> Iterator[Finding]:
         """Read the extents of a partition, in their order."""
-        check = LogCheck(deep=True, progress=self.progress)
+        transactions = TransactionCheck(is_stored=True)
+        check = LogCheck(deep=True, progress=self.progress, transactions=transactions)
         with_bytes = [each for each in placed if each.extent.size]
         ranges = FetchedRanges(self.log.client, with_bytes)
         for place, each in enumerate(with_bytes):

@@ -32,16 +32,17 @@ _Entry = tuple[int, int, int, int, int]
 class TransactionCheck:
     """Follow a partition's transactions from segment to segment.
 
-    `open` maps each producer to the first offset of its open transaction.
+    `open` maps each producer to the first offset of its open transaction. An early release left
+    entries out of an object store (`is_stored`), where readers need none: that is no damage.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_stored: bool = False) -> None:
         self.open: dict[int, int] = {}
         self._entries: dict[int, _Entry] = {}
         self._path = Path()
         self._dead: list[Finding] | None = None
         """Findings about entries of a dead commit; damage only if a later entry has its marker."""
-        self._is_stored = False
+        self._is_stored = is_stored
         self._confirmed = -1
         """The position of the last entry whose marker was found."""
 
@@ -50,8 +51,7 @@ class TransactionCheck:
 
         `is_ours` marks our active segment: its next writer truncates the entries of a dead commit.
         """
-        self._path, self._entries = path, {}
-        self._dead, self._confirmed = [] if is_ours else None, -1
+        self._begin(path, is_ours=is_ours)
         try:
             size = path.stat().st_size
             if size > _FILE_SIZE_MAX:
@@ -61,15 +61,17 @@ class TransactionCheck:
             data = files.read_file(path)
         except FileNotFoundError:
             return
-        for finding in self._begin(data, base_offset):
+        for finding in self._read(data, base_offset):
             yield from self._judged(finding)
 
     def begin_stored(self, path: Path, base_offset: int, data: bytes) -> Iterator[Finding]:
         """Take the `.txnindex` of the next segment of an object store; findings name `path`."""
+        self._begin(path)
+        yield from self._read(data, base_offset)
+
+    def _begin(self, path: Path, *, is_ours: bool = False) -> None:
         self._path, self._entries = path, {}
-        self._dead, self._confirmed = None, -1
-        self._is_stored = True
-        yield from self._begin(data, base_offset)
+        self._dead, self._confirmed = [] if is_ours else None, -1
 
     def _judged(self, finding: Finding) -> Iterator[Finding]:
         if self._dead is None:
@@ -77,7 +79,7 @@ class TransactionCheck:
         else:
             self._dead.append(finding)
 
-    def _begin(self, data: bytes, base_offset: int) -> Iterator[Finding]:
+    def _read(self, data: bytes, base_offset: int) -> Iterator[Finding]:
         path, entry = self._path, layout.TRANSACTION_INDEX_ENTRY
         before = base_offset - 1
         whole = len(data) - len(data) % entry.size
@@ -133,9 +135,7 @@ class TransactionCheck:
     ) -> Iterator[Finding]:
         if kind == _ABORTED and entry is None and first is not None:
             expected = f"an entry for offsets {first} to {last}, aborted by producer {producer_id}"
-            found = "none: readers would take them for committed"
-            if self._is_stored:  # an early release left it out of a merge, and readers need none
-                found = "none"
+            found = "none" if self._is_stored else "none: readers would take them for committed"
             yield Finding(self._path, 0, expected, found, is_damage=not self._is_stored)
         if entry is None:
             return

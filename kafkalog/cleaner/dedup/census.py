@@ -15,7 +15,6 @@ import numpy as np
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
-from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
@@ -94,8 +93,9 @@ class _Sums:
     def add_latest(self, snapshot: DirectorySnapshot, start: int, end: int, latest: Int64s) -> None:
         for chunk in snapshot.chunks(start, end):
             table = chunk.table
-            is_data = (table.attributes & layout.CONTROL_BIT) == 0
-            table = table.select(is_data & (table.counts != 0) & (table.base_offsets < end))
+            table = table.select(
+                ~table.is_control & (table.counts != 0) & (table.base_offsets < end)
+            )
             place = int(self._bases.searchsorted(chunk.segment_base))
             counts = _counts(table)
             first = latest.searchsorted(table.base_offsets)

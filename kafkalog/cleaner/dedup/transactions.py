@@ -67,7 +67,7 @@ class CleanedTransactions:
         unreadable.
         """
         table = chunk.table
-        is_control = (table.attributes & layout.CONTROL_BIT) != 0
+        is_control = table.is_control
         rows = np.flatnonzero(table.attributes & _KIND)
         can_discard = self._outcomes.is_aborted(chunk)
         if not len(rows):
@@ -124,9 +124,7 @@ def mapped_batches(
     outcomes = snapshot.transaction_outcomes(is_strict=is_strict)
 
     def is_mapped(chunk: Chunk) -> npt.NDArray[np.bool_]:
-        is_control = (chunk.table.attributes & layout.CONTROL_BIT) != 0
-        result: npt.NDArray[np.bool_] = ~is_control & ~outcomes.is_aborted(chunk)
-        return result
+        return ~chunk.table.is_control & ~outcomes.is_aborted(chunk)
 
     return is_mapped
 

@@ -350,8 +350,7 @@ class PartitionLookup:
                 if chunk is None:
                     return False
                 try:
-                    is_data = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-                    is_wanted = is_data & ~outcomes.is_aborted_apart(chunk)
+                    is_wanted = ~chunk.table.is_control & ~outcomes.is_aborted_apart(chunk)
                     for run, records in chunk.runs(is_wanted):
                         here = (batch_of >= first) & (batch_of < first + len(run.table))
                         found = search.found(run, records, numbers[here], batch_of[here] - first)
@@ -399,8 +398,8 @@ class PartitionLookup:
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
                 self._scanned_bytes += int(chunk.table.sizes.sum())
-                is_data = (chunk.table.attributes & layout.CONTROL_BIT) == 0
-                for _, records in chunk.runs(is_data & ~outcomes.is_aborted(chunk)):
+                is_wanted = ~chunk.table.is_control & ~outcomes.is_aborted(chunk)
+                for _, records in chunk.runs(is_wanted):
                     is_within = (records.offsets >= start) & (records.offsets < end)
                     rows, numbers = search.keys.find(records, np.flatnonzero(is_within))
                     offsets[numbers] = records.offsets[rows]  # the last one of a key stays

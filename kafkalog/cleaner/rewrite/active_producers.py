@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.storage_engine.format import layout
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -39,8 +37,7 @@ class ActiveProducers:
             return np.zeros(len(table), dtype=np.bool_)
         places = np.minimum(np.searchsorted(self._ids, table.producer_ids), len(self._ids) - 1)
         last_offsets = self._last_offsets[places]
-        is_control = (table.attributes & layout.CONTROL_BIT) != 0
-        is_fence = is_control & (self._epochs[places] == table.producer_epochs)
+        is_fence = table.is_control & (self._epochs[places] == table.producer_epochs)
         is_last = np.where(last_offsets >= 0, last_offsets == table.last_offsets, is_fence)
         found: npt.NDArray[np.bool_] = is_last & (self._ids[places] == table.producer_ids)
         return found

@@ -282,7 +282,7 @@ class _Keys:
 
     def add(self, run: Chunk, records: RecordTable, rows: Integers, secret: bytes) -> None:
         is_data = records.key_sizes[rows] >= 0
-        is_control = (run.table.attributes & layout.CONTROL_BIT) != 0
+        is_control = run.table.is_control
         if is_control.any():
             is_data &= ~is_control[records.batch_index[rows]]
         if not is_data.all():

@@ -88,7 +88,7 @@ class ScratchPartition:
         self.engine.late = self._late
         self.directory = self.engine.partition_directory(topic, partition)
         offset = self.held.producer_snapshot
-        is_here = any(each.base_offset < offset <= each.next_offset for _, each in self.sources)
+        is_here = any(extent.has_end(offset) for _, extent in self.sources)
         self._producers_at = offset if is_here else -1
         """The offset whose producers are beside a source; -1 without any."""
         self._prepare()

@@ -95,7 +95,7 @@ def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, byte
             if table.has_messages:
                 position = found.position_of(int(table.is_message.argmax()))
                 raise CorruptBatchError(path, position, f"magic {layout.MAGIC}", "a lower one")
-            is_data = (table.attributes & layout.CONTROL_BIT == 0) & (table.counts != 0)
+            is_data = ~table.is_control & (table.counts != 0)
             for records in found.records(is_data.nonzero()[0]):
                 for row, offset in enumerate(records.offsets.tolist()):
                     position = found.position_of(int(records.batch_index[row]))

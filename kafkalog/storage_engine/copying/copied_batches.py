@@ -19,7 +19,7 @@ from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log_engine import LogEngine
-    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
 
 COMMIT_BYTES: Final = 64 << 20
@@ -95,7 +95,7 @@ def copied_runs(
     while True:
         first = max(position, wanted.log_start)
         with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
-            _state(source, wanted)  # the topic of these segments
+            _topic(source, wanted)  # the one of these segments
             before = before or Moment.of(snapshot.state)
             for chunk in snapshot.chunks(first, end):
                 piece, next_offset = _batches(chunk, wanted, position)
@@ -111,10 +111,11 @@ def copied_runs(
                     start = position
                 data += piece
                 position = max(position, next_offset)
-        state = _state(source, wanted)
+        topic = _topic(source, wanted)
+        state = topic.partitions[wanted.partition]
         position = end = max(position, end)
         if not before.is_of(state):
-            _check_deletions(source, wanted, before)
+            _check_deletions(source, wanted, topic, before)
         if min(state.cleaned_to, state.high_watermark) <= end:
             break
         end = state.high_watermark
@@ -125,23 +126,25 @@ def copied_runs(
     yield replace(run, start=start, end=end, log_start=log_start, data=bytes(data)), True
 
 
-def _state(source: LogEngine, wanted: PartitionToCopy) -> PartitionState:
-    """Return the partition's state; raises StorageError if the topic is another one by now."""
+def _topic(source: LogEngine, wanted: PartitionToCopy) -> TopicState:
+    """Return the topic's state; raises StorageError if the topic is another one by now."""
     known = source.describe(wanted.topic)
     if known.topic_id != wanted.topic_id:
         raise StorageError(
             f"{source.root}: topic {wanted.topic!r} was deleted and created again meanwhile "
             f"(expected id {wanted.topic_id}, found {known.topic_id}). Copy again."
         )
-    return known.partitions[wanted.partition]
+    return known
 
 
-def _check_deletions(source: LogEngine, wanted: PartitionToCopy, before: Moment) -> None:
+def _check_deletions(
+    source: LogEngine, wanted: PartitionToCopy, topic: TopicState, before: Moment
+) -> None:
     """Raise StorageError if a cleaning may have removed a deletion of a record that was copied.
 
     The source keeps a tombstone, and a marker, for `delete.retention.ms` (`continuation`).
     """
-    retention_ms = TopicConfig.parse(source.describe(wanted.topic).config).delete_retention_ms
+    retention_ms = TopicConfig.parse(topic.config).delete_retention_ms
     elapsed_ms = (time.monotonic() - before.time_s) * 1000 + max(0, wanted.copied_ms)
     if elapsed_ms >= retention_ms:
         raise StorageError(

@@ -13,11 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.segment_object import (
     SEGMENT_SIZE_MAX,
@@ -27,7 +24,7 @@ from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 from kafkalog.storage_engine.segment.gaps import GapCollector
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
-from kafkalog.storage_engine.transactions.control_record import read_control_record
+from kafkalog.storage_engine.transactions.control_record import producers_batches
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import transaction_entry
 
@@ -111,8 +108,7 @@ class _Segments:
         self._config = TopicConfig.parse(state.log.topic(run.topic).config)
         self._data = memoryview(run.data)
         self._table, _, _ = records.scan_batches(run.data)
-        is_data = (self._table.attributes & layout.CONTROL_BIT) == 0
-        self.rows = int(self._table.counts[is_data].sum())
+        self.rows = int(self._table.counts[~self._table.is_control].sum())
         self._producers = recorded_producers(client, state, run.topic, run.partition)
         self._producers.expire(now_ms)
 
@@ -142,13 +138,8 @@ class _Segments:
 
     def _replay(self, part: _Part) -> bytes:
         """Replay a segment's batches for the producers; return the entries of aborted ones."""
-        table, found = self._table, bytearray()
-        for row in part.first + np.flatnonzero(table.producer_ids[part.first : part.stop] >= 0):
-            position = int(table.positions[row])
-            header = parse_header(self._data, position)
-            control = read_control_record(
-                self._data, position, header, path=self.run.source, file_position=position
-            )
+        table, found = self._table.select(slice(part.first, part.stop)), bytearray()
+        for header, control in producers_batches(self._data, table, path=self.run.source):
             refusal = self._producers.refusal(header, control)
             if refusal is not None:
                 raise InvalidInputError(

@@ -173,13 +173,13 @@ class _Transactions:
     producers_at: int = -1
     """The offset of that snapshot."""
 
-    def sections(self, start: int, end: int) -> dict[str, bytes]:
-        """Return the sections of a segment with the offsets [start, end)."""
+    def sections(self, extent: Extent) -> dict[str, bytes]:
+        """Return the sections of a segment."""
         found = {}
-        ended = [each for each in self.aborted if start <= each.last_offset < end]
+        ended = [each for each in self.aborted if extent.has_end(each.last_offset + 1)]
         if ended:
             found[layout.TRANSACTION_INDEX] = b"".join(map(transaction_entry, ended))
-        if self.producers and start < self.producers_at <= end:
+        if self.producers and extent.has_end(self.producers_at):
             found[layout.SNAPSHOT] = self.producers
         return found
 
@@ -262,7 +262,7 @@ class _Regrouping:
             if side is None:
                 continue
             aborted += parse_transactions(side.section(layout.TRANSACTION_INDEX), side.place)
-            if extent.base_offset < offset <= extent.next_offset:
+            if extent.has_end(offset):
                 producers = side.section(layout.SNAPSHOT)
         return _Transactions(aborted, producers, offset)
 
@@ -369,7 +369,7 @@ class _SegmentFile:
 
     def put(self, client: ObjectClient, seen: int, transactions: _Transactions) -> SegmentObject:
         """Write the objects, and remove the file."""
-        sections = transactions.sections(self._extent.base_offset, self._extent.next_offset)
+        sections = transactions.sections(self._extent)
         sections[layout.INDEX] = bytes(self._index.offset_entries)
         sections[layout.TIME_INDEX] = bytes(self._index.time_entries)
         made = put_segment(client, seen, self._extent, self._path, sections)

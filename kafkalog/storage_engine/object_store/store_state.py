@@ -43,6 +43,10 @@ class Extent:
     gaps: int = 0
     """How many gaps between its offsets the side object lists; -1 if an early release wrote it."""
 
+    def has_end(self, offset: int) -> bool:
+        """Return whether the offset before this one is here: it has the producers at `offset`."""
+        return self.base_offset < offset <= self.next_offset
+
 
 @dataclass(frozen=True, slots=True)
 class DataObject:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import covering
-from kafkalog.storage_engine.transactions.control_record import read_control_record
+from kafkalog.storage_engine.transactions.control_record import producers_batches
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.client import ObjectClient
-    from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
     from kafkalog.storage_engine.object_store.store_state import StoreState
 
 
@@ -44,23 +40,13 @@ def recorded_producers(
                 producers.take_over(parse_snapshot(content, side.place))
             else:
                 with open_snapshot(client, state, topic, partition) as snapshot:
-                    _replay(producers, snapshot, offset)
+                    for chunk in snapshot.chunks(held.log_start_offset, offset):
+                        for header, control in producers_batches(
+                            chunk.buffer,
+                            chunk.table,
+                            path=chunk.path,
+                            file_position=chunk.file_position,
+                        ):
+                            producers.append(header, control)
                 producers.end_offset = held.high_watermark
     return producers
-
-
-def _replay(producers: Producers, snapshot: ObjectSnapshot, end: int) -> None:
-    """Replay the batches of a partition below `end`."""
-    for chunk in snapshot.chunks(snapshot.state.log_start_offset, end):
-        table = chunk.table
-        for row in np.flatnonzero(table.producer_ids >= 0).tolist():
-            position = int(table.positions[row])
-            header = parse_header(chunk.buffer, position)
-            control = read_control_record(
-                chunk.buffer,
-                position,
-                header,
-                path=chunk.path,
-                file_position=chunk.file_position + position,
-            )
-            producers.append(header, control)

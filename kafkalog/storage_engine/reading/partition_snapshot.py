@@ -121,7 +121,7 @@ class PartitionSnapshot(ABC):
         reader = ChunkReader((self.topic, self.partition), schema, keys)
         with self.transaction_outcomes() as outcomes:
             for chunk in self.chunks(start, end, chunk_size=READ_SIZE):
-                is_wanted = (chunk.table.attributes & layout.CONTROL_BIT) == 0
+                is_wanted = ~chunk.table.is_control
                 if read_committed:
                     is_wanted &= ~outcomes.is_aborted(chunk)
                 yield from reader.read(chunk, is_wanted)

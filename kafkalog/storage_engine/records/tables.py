@@ -90,6 +90,12 @@ class BatchTable:
         return result
 
     @property
+    def is_control(self) -> npt.NDArray[np.bool_]:
+        """Whether each row is a control batch (b)."""
+        result: npt.NDArray[np.bool_] = (self.attributes & layout.CONTROL_BIT) != 0
+        return result
+
+    @property
     def has_messages(self) -> bool:
         """Whether any row is a message v0 or v1."""
         return bool(self.is_message.any())

@@ -12,12 +12,17 @@ Kafka: ControlRecordType, EndTransactionMarker.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import compression, layout
-from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.format.batch import BatchHeader, Buffer, parse_header
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.records.tables import BatchTable
 
 _MARKERS = (layout.CONTROL_ABORT, layout.CONTROL_COMMIT)
 _DECOMPRESSED_MAX = 1 << 20
@@ -119,3 +124,20 @@ def _fault(key: bytes | None, value: bytes | None) -> tuple[str, str] | None:
 
 def _sized(data: bytes | None) -> str:
     return "null" if data is None else f"{len(data)} bytes"
+
+
+def producers_batches(
+    buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int = 0
+) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
+    """Yield the header of each batch that has a producer, and its control record, if any.
+
+    `file_position` is that of the buffer in `path`. Raises as `read_control_record` does.
+    """
+    for position in table.positions[table.producer_ids >= 0].tolist():
+        header = parse_header(buffer, position)
+        yield (
+            header,
+            read_control_record(
+                buffer, position, header, path=path, file_position=file_position + position
+            ),
+        )

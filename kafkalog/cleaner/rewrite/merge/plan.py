@@ -108,10 +108,9 @@ def _rewritten(
     new_delete_horizon_ms: int | None,
 ) -> BatchTable:
     """Return the headers of rebuilt batches; `measured` (3, b) is of `kernels.measure_kept`."""
-    is_control = (source.attributes & layout.CONTROL_BIT) != 0
     table = _converted(source, measured[1], measured[2]) if source.has_messages else source
     attributes = np.where(
-        is_control, source.attributes, rebuilt_attributes(source.attributes, config)
+        source.is_control, source.attributes, rebuilt_attributes(source.attributes, config)
     )
     base_timestamps = source.base_timestamps
     if new_delete_horizon_ms is not None and retained.gets_horizon.any():

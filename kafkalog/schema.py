@@ -38,8 +38,10 @@ def changelog_schema(*, include_headers: bool = False) -> pa.Schema:
 def chosen_columns(columns: Sequence[str] | None, *, include_headers: bool = False) -> pa.Schema:
     """Return the schema of the given columns, in their order; None: all but `headers`.
 
-    Raises InvalidInputError for an unknown column.
+    Raises InvalidInputError for an unknown column, and for one name alone.
     """
+    if isinstance(columns, str):
+        raise InvalidInputError(f"columns: expected several names, found the text {columns!r}")
     schema = changelog_schema(include_headers=include_headers or "headers" in (columns or ()))
     if columns is None:
         return schema

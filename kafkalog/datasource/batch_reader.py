@@ -76,7 +76,12 @@ class KafkaLogBatchReader(DataSourceReader):
                     [*task_ranges(store, self.options, pieces), *empty],
                     key=lambda piece: piece.partition,
                 )
-        return [OffsetRangePartition(piece) for piece in pieces]
+        planned = [OffsetRangePartition(piece) for piece in pieces]
+        if not self.options.subscription.assigned:
+            last = {each.range.partition.topic: each for each in planned if each.range.to_latest}
+            for topic, each in last.items():
+                each.added_from = len(state.topic(topic).partitions)
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range."""
@@ -87,7 +92,7 @@ class KafkaLogBatchReader(DataSourceReader):
     ) -> Sequence[TopicPartition]:
         """Return the partitions that may have the chosen keys, as far as `partitioner` says."""
         keys = self.options.keys
-        if keys is None or self.options.partitioner != "murmur2":
+        if keys is None or not self.options.is_partitioned:
             return assigned
         counts = {p.topic: len(state.topic(p.topic).partitions) for p in assigned}
         sent_to = {

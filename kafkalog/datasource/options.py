@@ -9,7 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, listed
+from kafkalog.datasource.offsets import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    StartOrEnd,
+    TopicPartition,
+    listed,
+)
 from kafkalog.datasource.option_names import INERT_INTEGERS, check_names
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
@@ -92,6 +99,21 @@ class SourceOptions:
     def read_committed(self) -> bool:
         """Whether records of open and of aborted transactions are left out."""
         return self.isolation_level == _READ_COMMITTED
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether only those partitions are read to which the partitioner sends the keys."""
+        return self.keys is not None and self.partitioner == "murmur2"
+
+    def starts_at_earliest(self, partition: TopicPartition) -> bool:
+        """Return whether a batch read of a partition, which may be new, begins at the earliest."""
+        named = self.starting_offsets or StartOrEnd(everywhere=EARLIEST)
+        return self.starting_time is None and named.named([partition]).get(partition) == EARLIEST
+
+    def ends_at_latest(self, partition: TopicPartition) -> bool:
+        """Return whether a batch read of a partition, which may be new, ends at the latest."""
+        named = self.ending_offsets or StartOrEnd(everywhere=LATEST)
+        return self.ending_time is None and named.named([partition]).get(partition) == LATEST
 
     def latest_offset(self, held: PartitionState) -> int:
         """Return the offset at which reading a partition ends by this isolation level."""

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import InputPartition
 from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.data_loss import report_data_loss
 from kafkalog.datasource.offset_range import OffsetRange
-from kafkalog.datasource.offsets import EARLIEST, LATEST
+from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import as_pinned, held_pin, refuse_passed, renewed
 from kafkalog.datasource.stored_partition import StoredPartition, StoredRange, planned_again
@@ -41,6 +41,8 @@ class OffsetRangePartition(InputPartition):
     def __init__(self, range_: OffsetRange) -> None:
         super().__init__(range_)
         self.range = range_
+        self.added_from: int | None = None
+        """The task also reads partitions from this number on, which the topic got since."""
 
 
 class SnapshotPartition(OffsetRangePartition):
@@ -84,7 +86,6 @@ class RangeReader:
             return
         from kafkalog.storage_engine.store import Store
 
-        is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
             store = Store(self.options.directories, read_only=True, create=False, is_task=True)
             opened.enter_context(store)
@@ -94,8 +95,18 @@ class RangeReader:
             elif partition.range.to_latest:
                 is_changelog = not self.options.latest_view
                 pin = opened.enter_context(held_pin(store, self.driver, is_changelog=is_changelog))
+            yield from self._range(store, partition.range, pin, partition)
+            for range_ in _added(store, partition, self.options):
+                yield from self._range(store, range_, pin, partition)
+
+    def _range(
+        self, store: Store, range_: OffsetRange, pin: Pin | None, partition: OffsetRangePartition
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a range in a directory, as of the pin."""
+        is_snapshot = isinstance(partition, SnapshotPartition)
+        with contextlib.ExitStack() as opened:
             try:
-                wanted = as_pinned(store, partition.range, pin, self.options)
+                wanted = as_pinned(store, range_, pin, self.options)
                 if wanted is None:
                     return
                 snapshot = opened.enter_context(self._snapshot(store, wanted, pin, is_snapshot))
@@ -104,7 +115,7 @@ class RangeReader:
             except InvalidInputError as error:
                 report_data_loss(
                     "PARTITIONS_DELETED",
-                    f"partition {partition.range.partition} is gone: {error}",
+                    f"partition {range_.partition} is gone: {error}",
                     fail=self.options.fail_on_data_loss,
                 )
                 return
@@ -280,3 +291,27 @@ class RangeReader:
                 "with kafka.isolation.level=read_uncommitted"
             )
         return start, end
+
+
+def _added(
+    store: Store, partition: OffsetRangePartition, options: SourceOptions
+) -> Iterator[OffsetRange]:
+    """Yield the ranges of partitions that a topic got after the read was planned.
+
+    Raises InvalidInputError unless the options say that they are read from the earliest offset.
+    With `partitioner=murmur2` the planned partitions were those of the keys by their old number.
+    """
+    topic = partition.range.partition.topic
+    if partition.added_from is None or (known := store.state().topics.get(topic)) is None:
+        return
+    for number, _ in known.present():
+        added = TopicPartition(topic, number)
+        if number < partition.added_from or not options.ends_at_latest(added):
+            continue
+        if options.is_partitioned or not options.starts_at_earliest(added):
+            raise InvalidInputError(
+                f"topic {topic!r} has got partitions since this read was planned (expected "
+                f"{partition.added_from}, found {len(known.partitions)}). Load the DataFrame, or "
+                "create the view, again."
+            )
+        yield OffsetRange(added, EARLIEST, LATEST, from_earliest=True, to_latest=True)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from kafkalog.cleaner.schedule import partition_cleaner
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import clock, files, host
+from kafkalog.storage_engine.reading import pins
 from tests.torture.acts import Act
 from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_obsolete
 from tests.torture.disk import Disk, check_recorded
@@ -91,6 +92,8 @@ def repeatable(seed: str) -> Iterator[None]:
             still,
         ),  # the room has a function `clean`
         (partition_cleaner, "time", still),
+        # No other process asks about a pin, so the second answer need not wait.
+        (pins, "_ASK_PAUSE_S", 0.0),
     ]
     known = [(where, name, getattr(where, name)) for where, name, _ in stands]
     try:

@@ -11,7 +11,6 @@ The result is that of `view=latest`: only committed records count, and a tombsto
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from kafkalog.cleaner.key_index.key_filter import KeyFilter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs.locks import SegmentsLock
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
@@ -131,7 +131,7 @@ class KeyLookup:
         CorruptLogError, StorageError.
         """
         data = key_bytes(key)
-        partition = None if partition is None else _partition_number(partition)
+        partition = None if partition is None else whole_number("partition", partition)
         with self._mutex:
             topic = self._described()
             if partition is None:
@@ -147,7 +147,7 @@ class KeyLookup:
         The result has the keys as they were given, in that order.
         """
         data = {key: key_bytes(key) for key in keys}
-        partition = None if partition is None else _partition_number(partition)
+        partition = None if partition is None else whole_number("partition", partition)
         found: dict[bytes, Record] = {}
         with self._mutex:
             topic = self._described()
@@ -233,15 +233,6 @@ def _by_partition(
     order = np.argsort(numbers, kind="stable").tolist()
     for number, group in groupby(order, key=lambda place: int(numbers[place])):
         yield number, [every[place] for place in group]
-
-
-def _partition_number(partition: int) -> int:
-    try:
-        if not isinstance(partition, bool):
-            return operator.index(partition)
-    except TypeError:
-        pass
-    raise InvalidInputError(f"a partition is a whole number, found {partition!r}")
 
 
 class PartitionLookup:

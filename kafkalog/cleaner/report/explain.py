@@ -367,7 +367,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
     if lag <= 0:
         return
     closed = [s for s in log.segments if s.base_offset < state.active_base]
-    ends = [s.base_offset for s in closed[1:]] + [state.active_base]
+    ends = [*(s.base_offset for s in closed), state.active_base][1:]
     for segment, end in zip(closed, ends, strict=True):
         if end <= log.first_dirty_offset:
             continue

@@ -97,6 +97,7 @@ def copied_runs(
         with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
             _topic(source, wanted)  # the one of these segments
             before = before or Moment.of(snapshot.state)
+            run = replace(run, stable=snapshot.state.last_stable_offset)
             for chunk in snapshot.chunks(first, end):
                 piece, next_offset = _batches(chunk, wanted, position)
                 if data and len(data) + len(piece) > room():

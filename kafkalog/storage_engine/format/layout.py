@@ -380,7 +380,7 @@ def deleted_directory(topic: str, partition: int, topic_id: str) -> str:
 
 def topic_name_fault(name: str) -> str | None:
     """Return why Kafka forbids a topic name, or None if it allows it (Kafka: Topic.validate)."""
-    if name in {"", ".", ".."}:
+    if not isinstance(name, str) or name in {"", ".", ".."}:
         return f"topic name {name!r} is not allowed"
     if not _TOPIC_NAME.match(name):
         return (

@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.log.log_store import LogStore
 from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -208,6 +209,8 @@ class LogEngine(LogStore):
         from kafkalog.schema import chosen_columns
 
         schema = chosen_columns(columns, include_headers=include_headers)
+        start = None if start is None else whole_number("start", start)
+        end = None if end is None else whole_number("end", end)
         with self.snapshot(topic, partition, start=start) as snapshot:
             first = snapshot.state.log_start_offset if start is None else start
             visible = time_offsets.end_offset(snapshot.state, isolation_level)
@@ -224,6 +227,7 @@ class LogEngine(LogStore):
 
         `KafkaLog.offset_for_time` lists the meanings of a negative `ms`.
         """
+        ms = whole_number("ms", ms)
         return {
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
             for partition, _ in self.describe(topic).present()

@@ -93,11 +93,7 @@ class LogStore(ABC):
     def check_partition(self, topic: str, partition: int) -> str:
         """Return the topic's id; raises InvalidInputError for a partition it does not have."""
         known = self.describe(topic)
-        if not 0 <= partition < len(known.partitions):
-            raise InvalidInputError(
-                f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
-                f"there is no {partition}"
-            )
+        known.check_has(partition)
         if partition in known.absent:
             raise InvalidInputError(
                 f"partition {partition} of topic {topic!r} is not in {self.root}: "

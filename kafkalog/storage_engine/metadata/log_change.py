@@ -13,6 +13,7 @@ from typing import Protocol
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import (
@@ -191,7 +192,7 @@ class LogChange:
         Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
         """
         known = self.topic(topic)
-        state = known.partitions[number]
+        state, before = known.partitions[number], whole_number("before", before)
         if not TopicConfig.parse(known.config).is_deleted:
             policy = known.config.get("cleanup.policy", "delete")
             raise InvalidInputError(

@@ -12,6 +12,7 @@ from typing import Self
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.metadata.config import TopicConfig
 
 
@@ -34,7 +35,7 @@ class NewTopic:
             raise InvalidInputError(fault)
         if name in layout.INTERNAL_TOPICS:
             raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
-        if not 1 <= self.partitions <= layout.PARTITIONS_MAX:
+        if not 1 <= whole_number("partitions", self.partitions) <= layout.PARTITIONS_MAX:
             raise InvalidInputError(
                 f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
                 f"found {self.partitions}"

@@ -19,6 +19,7 @@ from typing import Any
 
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.whole_number import whole_number
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -86,6 +87,14 @@ class TopicState:
         for number, state in enumerate(self.partitions):
             if number not in self.absent:
                 yield number, state
+
+    def check_has(self, number: object) -> None:
+        """Raise InvalidInputError for a partition that the topic does not have anywhere."""
+        if not 0 <= whole_number("partition", number) < len(self.partitions):
+            raise InvalidInputError(
+                f"topic {self.name!r} has partitions 0 to {len(self.partitions) - 1}, there is no "
+                f"{number}"
+            )
 
     def check_is_here(self, number: int) -> None:
         """Raise InvalidInputError for a partition that another broker has."""

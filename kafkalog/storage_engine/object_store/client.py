@@ -208,7 +208,7 @@ class ObjectClient:
         also for an object of another size.
         """
         key = self._key(name)
-        stream = self._ask(
+        stream = self._read(
             GET,
             name,
             lambda: iter(self._obstore.get(self._store, key).stream(min_chunk_size=_PIECE_SIZE)),
@@ -225,8 +225,8 @@ class ObjectClient:
         """Return an object's first `size` bytes, or all if it has fewer. Raises StorageError."""
         key = self._key(name)
         return bytes(
-            self._ask(
-                GET, name, lambda: self._obstore.get_range(self._store, key, start=0, length=size)
+            self._read(
+                GET, name, lambda: self._obstore.get_range(self._once, key, start=0, length=size)
             )
         )
 

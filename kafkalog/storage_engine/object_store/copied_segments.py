@@ -188,7 +188,8 @@ class _Segments:
         run, held = self.run, self._held
         if run.start == run.end:
             return {}
-        stable = self._producers.last_stable_offset(run.end, log_start=run.log_start)
+        most = min(run.stable, run.end)
+        stable = self._producers.last_stable_offset(most, log_start=run.log_start)
         return {
             "high_watermark": run.end,
             "last_stable_offset": stable,

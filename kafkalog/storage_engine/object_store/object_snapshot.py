@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.extent_bytes import ExtentBytes
 from kafkalog.storage_engine.object_store.failure import UnplannedExtentError
@@ -183,11 +183,7 @@ def open_snapshot(
     that the topic does not have.
     """
     known = state.log.topic(topic)
-    if not 0 <= partition < len(known.partitions):
-        raise InvalidInputError(
-            f"topic {topic!r} has partitions 0 to {len(known.partitions) - 1}, "
-            f"there is no {partition}"
-        )
+    known.check_has(partition)
     check(known)
     extents = state.extents(known.topic_id, partition)
     held = known.partitions[partition]

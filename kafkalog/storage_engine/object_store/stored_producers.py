@@ -32,15 +32,18 @@ def recorded_producers(
     held = known.partitions[partition]
     offset = held.producer_snapshot
     producers = Producers(end_offset=held.high_watermark)
-    for name, _ in covering(state.extents(known.topic_id, partition), offset - 1, offset):
+    extents = state.extents(known.topic_id, partition)
+    for name, _ in covering(extents, offset - 1, offset):
         if layout.is_stored_segment(name):
             side = SideObject(client, layout.stored_side(name))
             content = side.section(layout.SNAPSHOT)
             if content:
                 producers.take_over(parse_snapshot(content, side.place))
             else:
+                # As in a directory, batches below the log start count while they are there.
+                start = min(held.log_start_offset, extents[0].extent.base_offset)
                 with open_snapshot(client, state, topic, partition) as snapshot:
-                    for chunk in snapshot.chunks(held.log_start_offset, offset):
+                    for chunk in snapshot.chunks(start, offset):
                         for header, control in producers_batches(
                             chunk.buffer,
                             chunk.table,

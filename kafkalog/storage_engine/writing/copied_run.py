@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 from kafkalog.storage_engine.transactions.producers import ProducerEntry
 
@@ -28,6 +29,8 @@ class CopiedRun:
     producers: Collection[ProducerEntry] | None = None
     """The producers at `end`, if the source knows them. It also knows those whose batches are gone,
     and times of records that a cleaning has taken."""
+    stable: int = layout.INT64_MAX
+    """The source's last stable offset. It knows open transactions whose first batches are gone."""
     source: str = "the given batches"
     """Where the batches come from, for errors."""
 

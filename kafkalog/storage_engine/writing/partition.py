@@ -307,18 +307,20 @@ class Appender:
                 self.lost_snapshot = self._recorded.producer_snapshot
         return self._producers
 
-    def note_producers(self) -> None:
+    def note_producers(self, *, stable: int = layout.INT64_MAX) -> None:
         """Write the producer snapshot at the log end, and compute the last stable offset.
 
-        The caller has applied every appended batch to `producers()`.
+        The caller has applied every appended batch to `producers()`. The offset is `stable` at
+        most.
         """
         state, producers = self.state, self.producers()
         end = producers.end_offset = state.high_watermark
         if len(producers):
             producer_snapshot.write_snapshot(self.directory, producers)
+        most, start = min(stable, end), state.log_start_offset
         self.state = replace(
             state,
-            last_stable_offset=producers.last_stable_offset(end, log_start=state.log_start_offset),
+            last_stable_offset=producers.last_stable_offset(most, log_start=start),
             producer_snapshot=end if len(producers) else -1,
         )
 

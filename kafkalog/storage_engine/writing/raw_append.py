@@ -87,7 +87,7 @@ def append_copied(store: Store, runs: Sequence[CopiedRun], *, now_ms: int) -> in
             appender = transaction.appender(run.topic, run.partition, now_ms)
             reader = _RequestReader(run.source, len(run.data), io.BytesIO(run.data))
             follower = _Follower(appender, reader, now_ms, run.name)
-            rows += follower.append_all(end=run.end, producers=run.producers)
+            rows += follower.append_all(end=run.end, producers=run.producers, stable=run.stable)
             appender.raise_log_start(run.log_start)
             appenders.append((run, appender))
         transaction.sync_on_publish()
@@ -195,12 +195,16 @@ class _Follower:
         self._position = 0
 
     def append_all(
-        self, *, end: int = 0, producers: Collection[ProducerEntry] | None = None
+        self,
+        *,
+        end: int = 0,
+        producers: Collection[ProducerEntry] | None = None,
+        stable: int = layout.INT64_MAX,
     ) -> int:
         """Append all batches; return the number of their records.
 
         The log ends at `end`, if that is above the last batch. `producers` are those at the end,
-        unless the batches are to tell.
+        unless the batches are to tell. The last stable offset is `stable` at most.
         """
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
@@ -213,7 +217,7 @@ class _Follower:
         self._appender.note_epochs(self._epochs)
         if producers is not None:
             self._producers.take_over(producers)
-        self._appender.note_producers()
+        self._appender.note_producers(stable=stable)
         self._appender.note_gaps(self._gaps)
         return self._rows
 

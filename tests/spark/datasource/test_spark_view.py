@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
+import kafkalog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.place import open_engine
 from tests.log_place import TEST_PATH, in_a_directory, log_in
@@ -84,6 +86,38 @@ def test_a_temporary_view_keeps_its_options(spark: Any, tmp_path: Path) -> None:
 
 
 @in_a_directory("pins")
+def test_views_and_dataframes_see_partitions_that_a_topic_gets_later(
+    spark: Any, tmp_path: Path
+) -> None:
+    put(tmp_path, {"a": "1", "b": "1", "c": "1"}, partitions=1)
+    spark.sql(f"create temporary view latest_t using kafkalog options ({in_sql(tmp_path)})")
+    changes, chosen, begins, ends, one = (
+        spark.read.format("kafkalog").options(path=str(tmp_path), **given).load()
+        for given in (
+            {"subscribe": "t"},
+            {"subscribe": "t", "view": "latest", "keys": '["a"]', "partitioner": "murmur2"},
+            {"subscribe": "t", "startingOffsets": '{"t":{"0":0}}'},
+            {"subscribe": "t", "endingOffsets": '{"t":{"0":-1}}'},
+            {"assign": '{"t":[0]}'},
+        )
+    )
+    frames = (spark.table("latest_t"), changes, chosen, begins, ends, one)
+    assert [frame.count() for frame in frames] == [3, 3, 1, 3, 3, 3]
+    with kafkalog.open(tmp_path) as log:
+        log.alter_topic("t", partitions=4, keys_may_move=True)
+        log.append("t", [(key, "2") for key in "abcd"])
+        moved = sum(log.offsets("t")[number][1] for number in (1, 2, 3))
+    assert moved
+    seen = spark.table("latest_t").selectExpr("string(key)", "string(value)").distinct()
+    assert {(row[0], row[1]) for row in seen.collect()} >= {(key, "2") for key in "abcd"}
+    assert changes.count() == 7
+    for frame in (chosen, begins):
+        with pytest.raises(PySparkException, match="has got partitions since this read was plann"):
+            frame.count()
+    assert [frame.count() for frame in (ends, one)] == [7 - moved, 7 - moved]
+    spark.catalog.dropTempView("latest_t")
+
+
 def test_the_stages_of_an_action_share_its_pin(spark: Any, tmp_path: Path) -> None:
     put(log_in(tmp_path), {f"k{i}": "0" for i in range(8)})
     put(log_in(tmp_path), {"k0": "x"}, topic="u", partitions=1)

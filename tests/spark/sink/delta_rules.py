@@ -460,6 +460,50 @@ def test_a_row_that_would_be_stored_as_another_is_refused(
     assert table.version() == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "refused", "kept"),
+    [
+        (
+            "string",
+            ["''", "'__HIVE_DEFAULT_PARTITION__'", "'a\\u0000'"],
+            ["' '", "'a/b=é'", "null"],
+        ),
+        ("binary", ["X''", "X'ff'", "X'00'"], ["X'61'", "X'c3a9'"]),
+        (
+            "timestamp",
+            ["timestamp'2024-10-27 02:30:00+01:00'"],
+            ["timestamp'0001-01-01 00:00:00Z'"],
+        ),
+        ("double", [], ["double('NaN')", "1e-320D"]),
+    ],
+)
+def test_a_value_that_the_name_of_a_partition_cannot_hold_is_refused(
+    spark: SparkSession, table: Table, path: Path, kind: str, refused: list[str], kept: list[str]
+) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        spark.sql(f"CREATE TABLE {table.name} (p {kind}, n int) USING delta PARTITIONED BY (P)")
+
+        def store(number: int, value: str) -> None:
+            frame = spark.sql(
+                f"select cast({value} as {kind}) p, {number} n, 't' topic, 0 partition, 7L offset, "
+                "now() timestamp, binary('x') key, binary('x') value"
+            )
+            upsert = DeltaUpsert(path, select=["p", "n", "false deleted"], key="n")
+            upsert._apply(frame, batch(number), None)
+
+        for number, value in enumerate(kept):
+            store(number, value)
+        for value in refused:
+            with pytest.raises(InvalidInputError, match=r"t-0 offset 7: column p partitions"):
+                store(len(kept), value)
+        for number, value in enumerate(kept):
+            wanted = f"p <=> cast({value} as {kind}) and n = {number}"
+            assert spark.table(table.name).where(wanted).count() == 1
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
 def test_a_missing_table_gets_the_types_of_the_rows(
     spark: SparkSession, path: Path, table: Table
 ) -> None:

@@ -161,6 +161,12 @@ def test_a_lag_ends_at_a_known_time(tmp_path: Path) -> None:
     assert codes(engine, NOW + HOUR)[0] == "due"
 
 
+def test_a_lag_needs_no_closed_segment(tmp_path: Path) -> None:
+    engine = LogBuilder(tmp_path).topic(min_compaction_lag_ms=HOUR).rounds(1, "ab").engine
+    assert "lag" not in codes(engine)
+    assert "active segment" in codes(engine)
+
+
 def test_the_longest_lag_makes_it_due(tmp_path: Path) -> None:
     engine = (
         LogBuilder(tmp_path)

@@ -292,7 +292,7 @@ def test_what_is_no_key_or_no_topic_is_refused(log: KafkaLog) -> None:
     with pytest.raises(InvalidInputError, match="cannot be encoded as UTF-8"):
         log.lookup("t", "\ud800")
     for partition in ("0", 1.5, True, b"0"):
-        with pytest.raises(InvalidInputError, match="a partition is a whole number, found"):
+        with pytest.raises(InvalidInputError, match="partition: expected a whole number, found"):
             log.lookup("t", "a", partition=partition)
     with pytest.raises(UnknownTopicError, match="'u' does not exist"):
         log.lookup("u", "a")

@@ -15,6 +15,7 @@ from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from tests.builders.batch_builder import ABORT, batch, marker
 from tests.unit.storage_engine.copied_log import (
     NOW_MS,
     RandomBatches,
@@ -84,3 +85,21 @@ def test_producers_that_an_early_release_left_out_of_a_merge_are_replayed(
     monkeypatch.setattr(regroup._Transactions, "sections", lambda *_: {})
     merged(log, store, seed)
     check(log, store, tmp_path / "back")
+
+
+def test_batches_below_the_log_start_are_replayed_while_they_are_there(
+    log: Engine, store: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regroup._Transactions, "sections", lambda *_: {})
+    plain = [batch(first, 2) for first in range(4, 16, 2)]
+    for made in (batch(0, 2, of=1), batch(2, 2, producer=(12, 0, 0)), *plain):
+        log.append_raw("t", 0, made.data, now_ms=NOW_MS)
+        copy(log, store, now_ms=NOW_MS)
+    assert store_manager.merge_due(store, now_ms=NOW_MS)
+    expected = producers(store)
+    assert sorted(expected) == [1, 12]
+    store.delete_records("t", 0, 5, now_ms=NOW_MS)
+    assert producers(store) == expected
+    log.append_raw("t", 0, marker(16, ABORT, 1).data, now_ms=NOW_MS)
+    copy(log, store, now_ms=NOW_MS)
+    assert [str(each) for each in verify_store(store, deep=True)] == []

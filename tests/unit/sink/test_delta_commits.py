@@ -56,7 +56,7 @@ def test_a_commit_of_a_build_that_recorded_no_key_is_refused_in_a_sentence() -> 
 def test_an_upsert_with_another_key_than_the_last_commit_is_refused() -> None:
     upsert = DeltaUpsert("t", schema="region string, id int, n int", key="id")
     words = r"another key than the upsert's \(expected id, found region and id\)\. If .* drop the"
-    rows: Any = SimpleNamespace(frame=SimpleNamespace(sparkSession=None))
+    rows: Any = SimpleNamespace(spark=None)
     with pytest.raises(InvalidInputError, match=words):
         upsert._commit(Batch("q", 4, "run", {"t": {"0": 10}}, 1000), rows, COMMIT)
     DeltaUpsert("t", schema="ID int, Region int", key=["ID", "Region"])._check_key(COMMIT)

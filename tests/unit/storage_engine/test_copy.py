@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +22,7 @@ from kafkalog.cleaner.schedule import manager, store_manager
 from kafkalog.errors import CorruptBatchError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.copying import copied_batches
+from kafkalog.storage_engine.copying import copy as copies
 from kafkalog.storage_engine.copying.copy import CopiedPartition, copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
@@ -247,6 +249,30 @@ def test_an_open_transaction_is_copied_and_ends_with_a_later_copy(
     copied(source, destination)
     check_equal(source, destination)
     assert sorted(records(destination, "read_committed")) == [0, 1, 2]
+
+
+def test_no_commit_of_a_copy_is_stable_above_the_source(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source knows that a transaction is open, though its first records are deleted."""
+    source.alter_topic("t", {"segment.bytes": "100"})
+    source.append_raw("t", 0, batch(0, 4, of=1).data, now_ms=NOW_MS)
+    for first in (4, 7, 10):
+        add(source, first)
+    source.delete_records("t", 0, 4)
+    assert ends(source) == (4, 4, 13)
+    for module in (copied_batches, copies):
+        monkeypatch.setattr(module, "COMMIT_BYTES", 1)
+    append, found = type(destination).append_copied, []
+
+    def append_and_look(log: LogEngine, *given: Any, **more: Any) -> int:
+        rows = append(log, *given, **more)
+        found.append(ends(log))
+        return rows
+
+    monkeypatch.setattr(type(destination), "append_copied", append_and_look)
+    copied(source, destination)
+    assert found == [(4, 4, 7), (4, 4, 10), (4, 4, 13)]
 
 
 def test_a_transaction_that_is_open_in_a_store_holds_later_appends_back(

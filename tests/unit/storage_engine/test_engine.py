@@ -6,9 +6,12 @@ import contextlib
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,6 +19,7 @@ from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, Unkn
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -204,8 +208,41 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
     assert engine.create_topic("t")
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä"])
-def test_a_name_that_kafka_forbids_is_an_error(place: Path | str, name: str) -> None:
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda log: log.create_topic("x", "2"),
+        lambda log: log.create_topic("x", 1.5),
+        lambda log: [*log.read("t", "0")],
+        lambda log: [*log.read("t", True)],
+        lambda log: [*log.read("t", 0, "0")],
+        lambda log: [*log.read("t", 0, 0, 1.0)],
+        lambda log: log.offset_for_time("t", datetime.now(UTC)),
+        lambda log: log.delete_records("t", "0", 0),
+        lambda log: log.delete_records("t", 0, 1.0),
+    ],
+)
+def test_what_is_no_whole_number_is_refused(
+    place: Path | str, act: Callable[[LogEngine], object]
+) -> None:
+    log = open_engine(place)
+    log.create_topic("t", config={"cleanup.policy": "delete"})
+    log.append("t", [("a", "1")])
+    assert log.delete_records("t", np.int64(0), np.int64(0)) == 0
+    with pytest.raises(InvalidInputError, match=": expected a whole number, found"):
+        act(log)
+    assert log.topics() == ["t"]
+
+
+def test_one_name_alone_is_no_list_of_columns(place: Path | str) -> None:
+    log = open_engine(place)
+    log.create_topic("t")
+    with pytest.raises(InvalidInputError, match="expected several names, found the text 'key'"):
+        [*log.read("t", 0, columns="key")]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä", None])
+def test_a_name_that_kafka_forbids_is_an_error(place: Path | str, name: Any) -> None:
     with pytest.raises(InvalidInputError, match="is not allowed"):
         open_engine(place).create_topic(name)
 

@@ -231,6 +231,8 @@ def test_a_refusal_of_a_read_proves_nothing_and_is_repeated(
     for kind, act, expected in [
         ("GET", lambda: client.get("x").data, b"abc"),  # type: ignore[union-attr]
         ("GET", lambda: bytes(client.fetch("x", 1, 2)), b"bc"),
+        ("GET", lambda: client.first_bytes("x", 2), b"ab"),
+        ("GET", lambda: b"".join(map(bytes, client.pieces("x", 3))), b"abc"),
         ("HEAD", lambda: client.head("x").size, 3),  # type: ignore[union-attr]
         ("LIST", lambda: [entry.name for entry in client.list("")], ["x"]),
     ]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.rows import DELETED, UpsertRows, column_of, record_fault
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
 __all__ = ["DeltaRows", "delta_type"]
@@ -18,6 +18,8 @@ _PLAIN = {
     *("binary", "string", "boolean", "byte", "short", "integer", "long", "float", "double"),
     *("decimal", "date", "timestamp", "timestamp_ntz"),
 }
+_NO_VALUE: Final = ("", "__HIVE_DEFAULT_PARTITION__")
+"""The texts by which the name of a partition's directory means null."""
 _INTEGERS = ("byte", "short", "integer", "long")
 _IN_A_DOUBLE = {"byte", "short", "integer", "float"}
 """Types whose values a double holds exactly."""
@@ -39,12 +41,20 @@ class DeltaRows:
             ]
         )
         """The schema of a new table."""
-        frame = _with_single_keys(rows.frame, rows.keys) if may_repeat_keys else rows.frame
-        self.frame: DataFrame = frame.select(
-            DELETED, *[_stored(field.name, field.dataType) for field in self.schema]
-        )
-        """`kl_deleted` and the columns; a row that is wrong in itself fails, and names its record.
+        self.spark: SparkSession = rows.frame.sparkSession
+        self._frame = _with_single_keys(rows.frame, rows.keys) if may_repeat_keys else rows.frame
+
+    def stored(self, partition_columns: Sequence[str]) -> DataFrame:
+        """Return `kl_deleted` and the columns, for a table that is partitioned by some columns.
+
+        A row that is wrong in itself fails, and names its record.
         """
+        named = {name.lower() for name in partition_columns}
+        columns = [
+            _stored(field.name, field.dataType, is_named=field.name.lower() in named)
+            for field in self.schema
+        ]
+        return self._frame.select(DELETED, *columns)
 
     def missing(self, where: str, table: StructType) -> list[StructField]:
         """Return the columns that the table lacks; raises InvalidInputError for one of its key."""
@@ -94,16 +104,26 @@ def delta_type(kind: DataType) -> DataType | None:
     return kind if kind.typeName() in _PLAIN else None
 
 
-def _stored(name: str, kind: DataType) -> Column:
-    """Return a column in its stored type; text must be UTF-8, which other readers insist on."""
+def _stored(name: str, kind: DataType, *, is_named: bool) -> Column:
+    """Return a column in its stored type; text must be UTF-8, which other readers insist on.
+
+    If partitions are named by its values (`is_named`), a name must give the value back. It is text.
+    """
     from pyspark.sql import functions as F
 
     column = column_of(name)
-    if kind.typeName() != "string":
-        return column
     text = column.cast("string")
-    fault = record_fault(f"column {name} is text, the row brings bytes that are not UTF-8")
-    return F.when(text.isNull() | F.is_valid_utf8(text), text).otherwise(fault).alias(name)
+    if kind.typeName() == "string":
+        fault = record_fault(f"column {name} is text, the row brings bytes that are not UTF-8")
+        column = F.when(text.isNull() | F.is_valid_utf8(text), text).otherwise(fault)
+    if is_named:
+        is_kept = F.is_valid_utf8(text) & ~text.contains("\0") & ~text.isin(*_NO_VALUE)
+        is_kept &= text.cast(kind) == column  # of an hour that a clock repeats, a time may not be
+        fault = record_fault(
+            f"column {name} partitions the table, and Delta would store another value there"
+        )
+        column = F.when(text.isNull() | is_kept, column).otherwise(fault)
+    return column.alias(name)
 
 
 def _with_single_keys(frame: DataFrame, keys: Sequence[str]) -> DataFrame:

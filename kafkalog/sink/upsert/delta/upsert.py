@@ -140,7 +140,7 @@ class DeltaUpsert(Upsert):
 
         `last` is the last commit that is known. An attempt on an older one is void.
         """
-        spark = rows.frame.sparkSession
+        spark = rows.spark
         session = spark._jsparkSession.sessionUUID()
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -161,7 +161,7 @@ class DeltaUpsert(Upsert):
 
     def _commit(self, batch: Batch, rows: DeltaRows, last: UpsertCommit | None) -> bool:
         """Make one attempt; return False if another writer's commit came after `last`."""
-        spark = rows.frame.sparkSession
+        spark = rows.spark
         if last is not None:
             self._check_key(last)
         known = {} if last is None else last.positions
@@ -188,10 +188,12 @@ class DeltaUpsert(Upsert):
             for statement in additions:
                 spark.sql(statement)
             rows.check(self.where, spark.table(self._in_sql).schema)
+            (detail,) = spark.sql(f"DESCRIBE DETAIL {self._in_sql}").collect()
+            frame = rows.stored(detail["partitionColumns"])
             with commit.settings(spark):
                 if not is_replacing:
-                    return self._merge(rows)
-                self._replace(rows)
+                    return self._merge(rows, frame)
+                self._replace(frame)
         except KafkaLogError:
             raise
         except Exception as fault:
@@ -224,15 +226,15 @@ class DeltaUpsert(Upsert):
             raise StorageError(f"{words}{reason}") from fault
         _log.warning("%s: a commit has landed, and then came an error: %s", self.where, reason)
 
-    def _merge(self, rows: DeltaRows) -> bool:
+    def _merge(self, rows: DeltaRows, frame: DataFrame) -> bool:
         """Merge the rows; return False if Delta has skipped the commit: its number was taken."""
         names = [quoted(name) for name in rows.names]
         updates = ", ".join(f"t.{name} = s.{name}" for name in names)
         values = ", ".join(f"s.{name}" for name in names)
         same = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, rows.keys))
-        rows.frame.createOrReplaceTempView(_SOURCE)
+        frame.createOrReplaceTempView(_SOURCE)
         try:
-            counts = rows.frame.sparkSession.sql(
+            counts = frame.sparkSession.sql(
                 f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON {same} "
                 f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {updates} "
@@ -241,12 +243,12 @@ class DeltaUpsert(Upsert):
             )
             return bool(counts.collect())
         finally:
-            rows.frame.sparkSession.catalog.dropTempView(_SOURCE)
+            frame.sparkSession.catalog.dropTempView(_SOURCE)
 
-    def _replace(self, rows: DeltaRows) -> None:
+    def _replace(self, frame: DataFrame) -> None:
         from pyspark.sql import functions as F
 
-        stored = rows.frame.where(~F.col(DELETED)).drop(DELETED)
+        stored = frame.where(~F.col(DELETED)).drop(DELETED)
         stored.writeTo(self._in_sql).overwrite(F.lit(True))
 
     def _last_commit(self, spark: SparkSession) -> UpsertCommit | None:

@@ -80,7 +80,7 @@ class KafkaLogBatchReader(DataSourceReader):
         if not self.options.subscription.assigned:
             last = {each.range.partition.topic: each for each in planned if each.range.to_latest}
             for topic, each in last.items():
-                each.added_from = len(state.topic(topic).partitions)
+                each.known = frozenset(number for number, _ in state.topic(topic).present())
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

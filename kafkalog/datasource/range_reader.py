@@ -41,8 +41,10 @@ class OffsetRangePartition(InputPartition):
     def __init__(self, range_: OffsetRange) -> None:
         super().__init__(range_)
         self.range = range_
-        self.added_from: int | None = None
-        """The task also reads partitions from this number on, which the topic got since."""
+        self.known: frozenset[int] | None = None
+        """The topic's partitions in planning. The task also reads those that came since.
+
+        Only the task of a topic's last range has them, and only if its end is open."""
 
 
 class SnapshotPartition(OffsetRangePartition):
@@ -95,11 +97,11 @@ class RangeReader:
             elif partition.range.to_latest:
                 is_changelog = not self.options.latest_view
                 pin = opened.enter_context(held_pin(store, self.driver, is_changelog=is_changelog))
-            yield from self._range(store, partition.range, pin, partition)
-            for range_ in _added(store, partition, self.options):
-                yield from self._range(store, range_, pin, partition)
+            yield from self._read_range(store, partition.range, pin, partition)
+            for range_ in _added(store, partition, pin, self.options):
+                yield from self._read_range(store, range_, pin, partition)
 
-    def _range(
+    def _read_range(
         self, store: Store, range_: OffsetRange, pin: Pin | None, partition: OffsetRangePartition
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range in a directory, as of the pin."""
@@ -294,24 +296,24 @@ class RangeReader:
 
 
 def _added(
-    store: Store, partition: OffsetRangePartition, options: SourceOptions
+    store: Store, partition: OffsetRangePartition, pin: Pin | None, options: SourceOptions
 ) -> Iterator[OffsetRange]:
-    """Yield the ranges of partitions that a topic got after the read was planned.
+    """Yield the ranges of partitions that a topic got after the read was planned, as of the pin.
 
     Raises InvalidInputError unless the options say that they are read from the earliest offset.
-    With `partitioner=murmur2` the planned partitions were those of the keys by their old number.
+    With `partitioner=murmur2` the plan chose partitions by their old number, so it does too.
     """
-    topic = partition.range.partition.topic
-    if partition.added_from is None or (known := store.state().topics.get(topic)) is None:
+    name = partition.range.partition.topic
+    if partition.known is None or (topic := store.state().topics.get(name)) is None:
         return
-    for number, _ in known.present():
-        added = TopicPartition(topic, number)
-        if number < partition.added_from or not options.ends_at_latest(added):
+    for number, _ in topic.present():
+        added = TopicPartition(name, number)
+        is_later = pin is not None and pin.partition(name, topic.topic_id, number) is None
+        if number in partition.known or is_later or not options.ends_at_latest(added):
             continue
         if options.is_partitioned or not options.starts_at_earliest(added):
             raise InvalidInputError(
-                f"topic {topic!r} has got partitions since this read was planned (expected "
-                f"{partition.added_from}, found {len(known.partitions)}). Load the DataFrame, or "
-                "create the view, again."
+                f"topic {name!r} has got partition {number} since this read was planned. Load the "
+                "DataFrame, or create the view, again."
             )
         yield OffsetRange(added, EARLIEST, LATEST, from_earliest=True, to_latest=True)

@@ -137,6 +137,7 @@ class LogChange:
         parsed = TopicConfig.parse(altered)
         count = len(topic.partitions)
         if partitions is not None:
+            partitions = whole_number("partitions", partitions)
             check_grows(topic, partitions, is_compacted=parsed.is_compacted and not keys_may_move)
             self.add_partitions(topic, partitions)
             count = partitions

@@ -25,8 +25,11 @@ class NewTopic:
 
     @classmethod
     def of(cls, partitions: int, config: Mapping[str, str]) -> Self:
-        """Return a topic that is compacted, unless `config` says otherwise."""
-        return cls(partitions, {"cleanup.policy": "compact", **config})
+        """Return a topic that is compacted, unless `config` says otherwise.
+
+        Raises InvalidInputError for a number of partitions that is none.
+        """
+        return cls(whole_number("partitions", partitions), {"cleanup.policy": "compact", **config})
 
     def check(self, name: str) -> None:
         """Raise InvalidInputError unless a topic of this name can be created so."""
@@ -35,7 +38,7 @@ class NewTopic:
             raise InvalidInputError(fault)
         if name in layout.INTERNAL_TOPICS:
             raise InvalidInputError(f"topic {name!r} belongs to Kafka itself and is only read")
-        if not 1 <= whole_number("partitions", self.partitions) <= layout.PARTITIONS_MAX:
+        if not 1 <= self.partitions <= layout.PARTITIONS_MAX:
             raise InvalidInputError(
                 f"topic {name!r}: expected 1 to {layout.PARTITIONS_MAX} partitions, "
                 f"found {self.partitions}"

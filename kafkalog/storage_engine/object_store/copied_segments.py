@@ -24,7 +24,7 @@ from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 from kafkalog.storage_engine.segment.gaps import GapCollector
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
-from kafkalog.storage_engine.transactions.control_record import producers_batches
+from kafkalog.storage_engine.transactions.control_record import batches_of_producers
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import transaction_entry
 
@@ -139,7 +139,7 @@ class _Segments:
     def _replay(self, part: _Part) -> bytes:
         """Replay a segment's batches for the producers; return the entries of aborted ones."""
         table, found = self._table.select(slice(part.first, part.stop)), bytearray()
-        for header, control in producers_batches(self._data, table, path=self.run.source):
+        for header, control in batches_of_producers(self._data, table, path=self.run.source):
             refusal = self._producers.refusal(header, control)
             if refusal is not None:
                 raise InvalidInputError(

@@ -12,7 +12,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import covering
-from kafkalog.storage_engine.transactions.control_record import producers_batches
+from kafkalog.storage_engine.transactions.control_record import batches_of_producers
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
 
@@ -40,11 +40,11 @@ def recorded_producers(
             if content:
                 producers.take_over(parse_snapshot(content, side.place))
             else:
-                # As in a directory, batches below the log start count while they are there.
+                # Batches below the log start count while they are there, as in a directory.
                 start = min(held.log_start_offset, extents[0].extent.base_offset)
                 with open_snapshot(client, state, topic, partition) as snapshot:
                     for chunk in snapshot.chunks(start, offset):
-                        for header, control in producers_batches(
+                        for header, control in batches_of_producers(
                             chunk.buffer,
                             chunk.table,
                             path=chunk.path,

@@ -126,7 +126,7 @@ def _sized(data: bytes | None) -> str:
     return "null" if data is None else f"{len(data)} bytes"
 
 
-def producers_batches(
+def batches_of_producers(
     buffer: Buffer, table: BatchTable, *, path: Path | str, file_position: int = 0
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     """Yield the header of each batch that has a producer, and its control record, if any.

@@ -30,7 +30,7 @@ class CopiedRun:
     """The producers at `end`, if the source knows them. It also knows those whose batches are gone,
     and times of records that a cleaning has taken."""
     stable: int = layout.INT64_MAX
-    """The source's last stable offset. It knows open transactions whose first batches are gone."""
+    """The source's last stable offset; the source knows of open transactions that it has cut."""
     source: str = "the given batches"
     """Where the batches come from, for errors."""
 

@@ -484,12 +484,12 @@ def test_a_value_that_the_name_of_a_partition_cannot_hold_is_refused(
     try:
         spark.sql(f"CREATE TABLE {table.name} (p {kind}, n int) USING delta PARTITIONED BY (P)")
 
-        def store(number: int, value: str) -> None:
+        def store(number: int, value: str, deleted: str = "false") -> None:
             frame = spark.sql(
                 f"select cast({value} as {kind}) p, {number} n, 't' topic, 0 partition, 7L offset, "
                 "now() timestamp, binary('x') key, binary('x') value"
             )
-            upsert = DeltaUpsert(path, select=["p", "n", "false deleted"], key="n")
+            upsert = DeltaUpsert(path, select=["p", "n", f"{deleted} deleted"], key="n")
             upsert._apply(frame, batch(number), None)
 
         for number, value in enumerate(kept):
@@ -497,6 +497,7 @@ def test_a_value_that_the_name_of_a_partition_cannot_hold_is_refused(
         for value in refused:
             with pytest.raises(InvalidInputError, match=r"t-0 offset 7: column p partitions"):
                 store(len(kept), value)
+            store(len(kept), value, "true")  # nothing of a deletion is stored
         for number, value in enumerate(kept):
             wanted = f"p <=> cast({value} as {kind}) and n = {number}"
             assert spark.table(table.name).where(wanted).count() == 1

@@ -213,6 +213,8 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
     [
         lambda log: log.create_topic("x", "2"),
         lambda log: log.create_topic("x", 1.5),
+        lambda log: log.alter_topic("t", partitions="2"),
+        lambda log: log.alter_topic("t", partitions=2.5),
         lambda log: [*log.read("t", "0")],
         lambda log: [*log.read("t", True)],
         lambda log: [*log.read("t", 0, "0")],
@@ -228,10 +230,12 @@ def test_what_is_no_whole_number_is_refused(
     log = open_engine(place)
     log.create_topic("t", config={"cleanup.policy": "delete"})
     log.append("t", [("a", "1")])
-    assert log.delete_records("t", np.int64(0), np.int64(0)) == 0
+    assert log.delete_records("t", np.int64(0), np.int64(1)) == 1
+    assert len(log.create_topic("u", np.int64(2)).partitions) == 2
+    assert len(log.alter_topic("u", partitions=np.int64(3), keys_may_move=True).partitions) == 3
     with pytest.raises(InvalidInputError, match=": expected a whole number, found"):
         act(log)
-    assert log.topics() == ["t"]
+    assert log.topics() == ["t", "u"]
 
 
 def test_one_name_alone_is_no_list_of_columns(place: Path | str) -> None:

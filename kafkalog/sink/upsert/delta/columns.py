@@ -49,9 +49,9 @@ class DeltaRows:
 
         A row that is wrong in itself fails, and names its record.
         """
-        named = {name.lower() for name in partition_columns}
+        naming = {name.lower() for name in partition_columns}
         columns = [
-            _stored(field.name, field.dataType, is_named=field.name.lower() in named)
+            _stored(field.name, field.dataType, names_partitions=field.name.lower() in naming)
             for field in self.schema
         ]
         return self._frame.select(DELETED, *columns)
@@ -104,10 +104,10 @@ def delta_type(kind: DataType) -> DataType | None:
     return kind if kind.typeName() in _PLAIN else None
 
 
-def _stored(name: str, kind: DataType, *, is_named: bool) -> Column:
+def _stored(name: str, kind: DataType, *, names_partitions: bool) -> Column:
     """Return a column in its stored type; text must be UTF-8, which other readers insist on.
 
-    If partitions are named by its values (`is_named`), a name must give the value back. It is text.
+    If its values name partitions, the value must come back from the text of such a name.
     """
     from pyspark.sql import functions as F
 
@@ -116,13 +116,14 @@ def _stored(name: str, kind: DataType, *, is_named: bool) -> Column:
     if kind.typeName() == "string":
         fault = record_fault(f"column {name} is text, the row brings bytes that are not UTF-8")
         column = F.when(text.isNull() | F.is_valid_utf8(text), text).otherwise(fault)
-    if is_named:
+    if names_partitions:
+        # A time in an hour that a clock repeats may not come back. Delta cannot write a NUL.
         is_kept = F.is_valid_utf8(text) & ~text.contains("\0") & ~text.isin(*_NO_VALUE)
-        is_kept &= text.cast(kind) == column  # of an hour that a clock repeats, a time may not be
+        is_kept &= text.cast(kind) == column
         fault = record_fault(
             f"column {name} partitions the table, and Delta would store another value there"
         )
-        column = F.when(text.isNull() | is_kept, column).otherwise(fault)
+        column = F.when(F.col(DELETED) | text.isNull() | is_kept, column).otherwise(fault)
     return column.alias(name)
 
 

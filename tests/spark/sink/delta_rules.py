@@ -201,11 +201,11 @@ def before_the_merge(
     """Let another process act once, after the upsert has read the positions."""
     merge = upsert._merge
 
-    def late(rows: Any) -> bool:
+    def late(*rows: Any) -> bool:
         monkeypatch.undo()
         monkeypatch.setattr(delta_module, "_turns", {})  # the locks of another process
         act()
-        return merge(rows)
+        return merge(*rows)
 
     monkeypatch.setattr(upsert, "_merge", late)
 
@@ -256,8 +256,8 @@ def test_an_error_after_a_commit_is_no_failure_and_without_a_history_it_is_unkno
     store(upsert, batch(0), change("a", 1))
     version, merge = table.version(), upsert._merge
 
-    def fail_late(rows: Any) -> bool:
-        merge(rows)
+    def fail_late(*rows: Any) -> bool:
+        merge(*rows)
         raise RuntimeError("the hook failed")
 
     monkeypatch.setattr(upsert, "_merge", fail_late)
@@ -266,9 +266,9 @@ def test_an_error_after_a_commit_is_no_failure_and_without_a_history_it_is_unkno
     assert "a commit has landed, and then came an error: the hook failed" in caplog.text
     assert "micro-batch 1 of query q was applied before" in caplog.text
 
-    def lose_history(rows: Any) -> bool:
+    def lose_history(*rows: Any) -> bool:
         monkeypatch.setattr(delta_module, "last_commit", lambda *_: 1 / 0)
-        return fail_late(rows)
+        return fail_late(*rows)
 
     monkeypatch.setattr(upsert, "_merge", lose_history)
     with pytest.raises(StorageError, match="whether micro-batch 2 is written is unknown: the hook"):
@@ -494,10 +494,10 @@ def test_a_value_that_the_name_of_a_partition_cannot_hold_is_refused(
 
         for number, value in enumerate(kept):
             store(number, value)
-        for value in refused:
+        for number, value in enumerate(refused, len(kept)):
             with pytest.raises(InvalidInputError, match=r"t-0 offset 7: column p partitions"):
-                store(len(kept), value)
-            store(len(kept), value, "true")  # nothing of a deletion is stored
+                store(number, value)
+            store(number, value, "true")  # nothing of a deletion is stored
         for number, value in enumerate(kept):
             wanted = f"p <=> cast({value} as {kind}) and n = {number}"
             assert spark.table(table.name).where(wanted).count() == 1

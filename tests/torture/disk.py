@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 from tests.torture.acts import Act, Allocate, Names, Resize, Sync, Write
 from tests.torture.recorder import Recorder, Scan, scan
 
-__all__ = ["Disk", "Kept", "State", "Tear", "check_recorded"]
+__all__ = ["Disk", "Kept", "State", "Tear", "check_recorded", "without_zeros"]
 
 SECTOR: Final = 512
 _ZEROS: Final = bytes(4096)
@@ -59,12 +59,17 @@ class _Content:
 
     @classmethod
     def of(cls, content: bytes | bytearray) -> _Content:
-        end = size = len(content)
-        while content.endswith(_ZEROS, 0, end):
-            end -= len(_ZEROS)
-        data = bytes(content[:end]).rstrip(b"\0")
+        data, size = without_zeros(content), len(content)
         digest = hashlib.blake2b(data, digest_size=12, salt=size.to_bytes(8, "big")).digest()
         return cls(data, size, digest)
+
+
+def without_zeros(content: bytes | bytearray) -> bytes:
+    """Return the bytes without the zeros at their end."""
+    end = len(content)
+    while content.endswith(_ZEROS, 0, end):
+        end -= len(_ZEROS)
+    return bytes(content[:end]).rstrip(b"\0")
 
 
 @dataclass

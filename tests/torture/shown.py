@@ -17,6 +17,7 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from tests.torture.checks import PartitionRows, Snapshot, read_partition, snapshot
+from tests.torture.disk import without_zeros
 
 __all__ = ["Shown", "Tree", "tree"]
 
@@ -52,7 +53,8 @@ def tree(root: Path) -> Tree:
                 waiting.append(f"{directory}/{entry.name}" if directory else entry.name)
             else:
                 data = _content(entry.path)
-                parts += [b"%s\0%d\0" % (entry.name.encode(), len(data)), data]
+                kept = without_zeros(data)
+                parts += [b"%s\0%d\0%d\0" % (entry.name.encode(), len(data), len(kept)), kept]
         digest = hashlib.blake2b(b"".join(parts), digest_size=16).digest()
         found[directory] = digest, tuple(names)
     return found

@@ -87,6 +87,11 @@ class OffsetChain:
         self._sections = sections
         self._cleaned = cleaned
 
+    @property
+    def has_list(self) -> bool:
+        """Whether a list of gaps describes the segment."""
+        return bool(self._sections)
+
     def first_break(
         self, base_offsets: npt.NDArray[np.int64], last_offsets: npt.NDArray[np.int64]
     ) -> int | None:
@@ -147,12 +152,12 @@ class OffsetChain:
         return min(int(np.searchsorted(froms, min(offsets))), len(froms) - 1)
 
     def expected_after(self, next_offset: int) -> int:
-        """Return the begin of the next batch if all offsets below `next_offset` are present."""
-        for section in self._sections:
-            listed = section.between(next_offset, next_offset)
-            if len(listed):
-                return int(listed[0, 1])
-        return next_offset
+        """Return the begin of the next batch if all offsets below `next_offset` are present.
+
+        It is the highest one by the sections that fit: a source's may end below its output's.
+        """
+        listed = (section.between(next_offset, next_offset) for section in self._sections)
+        return max((int(gaps[0, 1]) for gaps in listed if len(gaps)), default=next_offset)
 
     def ends_at(self, end: int) -> bool:
         """Return whether the segment may end here, with the next one beginning at offset `end`.

@@ -8,20 +8,22 @@ are live:
 1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead. The process died
    before it had renamed all new segments, in descending order, so the sources are live. (A cleaner
    that finds `.swap` files thus finishes them before it writes its first `.cleaned` file.)
-2. Otherwise the `.log.swap` files are live, and the files that they replace are not. These are all
-   files with final names whose base lies in their [smallest base, largest next offset).
+2. Otherwise the `.log.swap` files are live, and the files that they replace are not. These are the
+   files with final names whose base lies in what a `.log.swap` spans by our list of gaps. Without a
+   list, their base lies in [smallest base, largest next offset) of all `.log.swap` files.
 3. A `.swap` index whose `.log` has its final name already belongs to it.
 4. `.cleaned` and `.deleted` files are never live.
 
 `list_segments` applies these rules in memory and `finish_swaps` on disk. They are the first three
-passes of Kafka's LogLoader; the renames are those of LocalLog.replaceSegments.
+passes of Kafka's LogLoader, which knows no list; the renames are those of LocalLog.replaceSegments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -126,10 +128,14 @@ def _resolve(directory: Path, *, is_strict: bool) -> _Files:
     logs = [base for base in swaps if layout.LOG in swaps[base]]
     replaced: set[int] = set()
     if logs:
-        ends = {base: _swap_end(directory, base, is_strict=is_strict) for base in logs}
-        start, end = min(logs), _checked_end(directory, live, ends, is_strict=is_strict)
-        # An empty .log.swap spans no offsets, and still replaces what has its own base.
-        replaced = {base for base in live if start <= base < end or base in logs}
+        spans = _spans(directory, live, sorted(logs), is_strict=is_strict)
+        starts = [start for start, _ in spans]
+        # An empty .log.swap may span no offsets, and still replaces what has its own base.
+        replaced = {
+            base
+            for base in live
+            if base in logs or ((at := bisect_right(starts, base)) and base < spans[at - 1][1])
+        }
     return _Files(live, swaps, dead_swaps, cleaned, replaced)
 
 
@@ -143,40 +149,65 @@ def _stages(directory: Path) -> dict[str, dict[int, set[str]]]:
     return stages
 
 
-def _swap_end(directory: Path, base: int, *, is_strict: bool) -> int:
-    """Return the end of a `.log.swap`, so that the files it replaces can be removed.
+def _spans(
+    directory: Path, live: Mapping[int, set[str]], bases: Sequence[int], *, is_strict: bool
+) -> list[tuple[int, int]]:
+    """Return the offsets [start, end) whose files the `.log.swap` files replace, ascending.
 
-    No checksum covers a batch's base offset, and a wrong one would remove live segments. If our
-    cleaner has listed the file's gaps, only batches that follow each other count. A caller that
-    removes the replaced files (`is_strict`) gets a CorruptLogError for others.
+    The gaps that our cleaner lists say what each of its files spans. A power cut may have lost the
+    final name of a file below another one's, so a file between two `.log.swap` files may be final.
+    A broker lists nothing: by its rule, all its `.log.swap` files replace one span.
+    """
+    with contextlib.closing(GapLists(directory)) as lists:
+        found = [_swap_end(directory, base, lists, is_strict=is_strict) for base in bases]
+    ends = dict(zip(bases, (end for end, _ in found), strict=True))
+    limit = _limit(directory, live, ends, is_strict=is_strict)
+    spans = [
+        (base, min(listed, limit))
+        for base, (_, listed) in zip(bases, found, strict=True)
+        if listed is not None
+    ]
+    return spans if len(spans) == len(bases) else [(bases[0], min(max(ends.values()), limit))]
+
+
+def _swap_end(
+    directory: Path, base: int, lists: GapLists, *, is_strict: bool
+) -> tuple[int, int | None]:
+    """Return the offset after the last batch of a `.log.swap`, and the end of what it spans.
+
+    The latter is None if its gaps are not listed. No checksum covers a batch's base offset, and a
+    wrong one would remove live segments. If our cleaner has listed the file's gaps, only batches
+    that follow each other count. A caller that removes the replaced files (`is_strict`) gets a
+    CorruptLogError for others.
     """
     segment = _swapped(directory, base)
-    with contextlib.closing(GapLists(directory)) as lists:
-        if not lists.cleaned.sections_of(base):
-            return next_offset(segment)  # a broker's, which lists nothing
-        chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
-        fault: CorruptLogError | None = None
-        if chain.sizes:
-            sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
-            fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
-        end = base
-        with files.closing(files.open_to_read(segment.log)) as fd:
-            for position, header in headers(FileBytes(fd), 0, segment.size):
-                if not chain.follows(header.base_offset, header.last_offset):
-                    expected = f"a batch from offset {chain.expected_after(end)} on"
-                    found = f"one of the offsets {header.base_offset} to {header.last_offset}"
-                    fault = CorruptLogError(segment.log, position, expected, found)
-                    break
-                end = max(end, header.next_offset)
-        if fault is not None and is_strict:
-            raise fault
-        return end
+    if not lists.cleaned.sections_of(base):
+        return next_offset(segment), None  # a broker's
+    chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
+    fault: CorruptLogError | None = None
+    if chain.sizes:
+        sizes = " or ".join(str(size) for size in sorted(set(chain.sizes)))
+        fault = CorruptLogError(segment.log, segment.size, f"{sizes} bytes", segment.size)
+    end = base
+    with files.closing(files.open_to_read(segment.log)) as fd:
+        for position, header in headers(FileBytes(fd), 0, segment.size):
+            if not chain.follows(header.base_offset, header.last_offset):
+                expected = f"a batch from offset {chain.expected_after(end)} on"
+                found = f"one of the offsets {header.base_offset} to {header.last_offset}"
+                fault = CorruptLogError(segment.log, position, expected, found)
+                break
+            end = max(end, header.next_offset)
+    if fault is not None and is_strict:
+        raise fault
+    if not chain.has_list:
+        return end, None
+    return end, end if fault is not None else chain.expected_after(end)
 
 
-def _checked_end(
+def _limit(
     directory: Path, live: Mapping[int, set[str]], ends: Mapping[int, int], *, is_strict: bool
 ) -> int:
-    """Return the end of all swaps; `ends` maps their base offsets to their ends.
+    """Return an offset that no swap passes; `ends` maps base offsets to the ends of the batches.
 
     No cleaner replaces the active segment, the last one; without it, the last cleaned one counts.
     An end inside or above that segment's offsets comes from a damaged batch.
@@ -184,9 +215,9 @@ def _checked_end(
     base, end = max(ends.items(), key=lambda found: found[1])
     last = max((offset for offset in live if layout.LOG in live[offset]), default=base)
     if last in ends or not base <= last < end:
-        return end
+        return layout.INT64_MAX
     if end == next_offset(_segment_files(directory, last, set())):
-        return end
+        return layout.INT64_MAX
     if is_strict:
         swap = _swapped(directory, base)
         expected = f"offsets below {last}, where the last segment begins"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +138,35 @@ def test_several_outputs_cut_short_at_any_rename_are_old_or_new_as_a_whole(tmp_p
         assert keys in {(b"a", b"a", b"b"), (b"x", b"a", b"b")}, n
     assert len(outcomes) == 2
     assert [s.base_offset for s in list_segments(directory)] == [0, 1, 3]
+
+
+def test_a_power_cut_may_lose_any_of_the_final_names(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new segment between two `.log.swap` files is no source of theirs."""
+    reference, dead = tmp_path / "reference", tmp_path / "dead"
+    shutil.copytree(template, reference)
+    shutil.copytree(template, dead)
+    clean(Engine(reference), now_ms=1)
+    expected = dump(Engine(reference))
+
+    def die(*_: object) -> None:
+        raise Died
+
+    with monkeypatch.context() as patch, pytest.raises(Died):
+        patch.setattr(swap, "swap_in", die)
+        clean(Engine(dead), now_ms=1)
+    swaps = sorted(path.name for path in (dead / "t-0").glob("*.log.swap"))
+    assert len(swaps) == 4
+    for chosen in itertools.product((False, True), repeat=4):
+        root = tmp_path / "".join(map(str, map(int, chosen)))
+        shutil.copytree(dead, root)
+        for name in itertools.compress(swaps, chosen):
+            (root / "t-0" / name).rename(root / "t-0" / name.removesuffix(".swap"))
+        assert dump(Engine(root, read_only=True)) == expected, chosen
+        clean(Engine(root), now_ms=1)
+        assert dump(Engine(root)) == expected, chosen
+        assert not [*(root / "t-0").glob("*.swap")], chosen
 
 
 def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ try:
         name="half-a-swap",
         fault="A damaged offset in half a swap removes sound segments above the swap.",
         module="kafkalog.storage_engine.segment.segments",
-        before="    if last in ends or not base <= last < end:\n        return end\n",
-        after="    return end\n",
+        before="    if last in ends or not base <= last < end:\n",
+        after="    if True:\n",
         tests=(
             "unit/storage_engine/test_segments.py::"
             "test_damaged_offsets_of_a_swap_take_no_sound_segment_along[1-4]",
@@ -171,8 +171,8 @@ try:
         name="latest-record",
         fault="A marker removes the latest record whose key is the marker's (KAFKA-14055).",
         module="kafkalog.cleaner.dedup.transactions",
-        before="= ~is_control & ~outcomes.is_aborted(chunk)",
-        after="= ~outcomes.is_aborted(chunk)",
+        before="return ~chunk.table.is_control & ~outcomes.is_aborted(chunk)",
+        after="return ~outcomes.is_aborted(chunk)",
         tests=(
             "unit/cleaner/test_regressions.py::"
             "test_records_with_the_key_of_a_marker_and_markers_pass_each_other_by",

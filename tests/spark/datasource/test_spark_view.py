@@ -118,6 +118,7 @@ def test_views_and_dataframes_see_partitions_that_a_topic_gets_later(
     spark.catalog.dropTempView("latest_t")
 
 
+@in_a_directory("pins")
 def test_the_stages_of_an_action_share_its_pin(spark: Any, tmp_path: Path) -> None:
     put(log_in(tmp_path), {f"k{i}": "0" for i in range(8)})
     put(log_in(tmp_path), {"k0": "x"}, topic="u", partitions=1)

@@ -105,15 +105,25 @@ class SourceOptions:
         """Whether only those partitions are read to which the partitioner sends the keys."""
         return self.keys is not None and self.partitioner == "murmur2"
 
+    @property
+    def batch_start(self) -> StartOrEnd:
+        """The start of a batch read if no time gives it."""
+        return self.starting_offsets or StartOrEnd(everywhere=EARLIEST)
+
+    @property
+    def batch_end(self) -> StartOrEnd:
+        """The end of a batch read if no time gives it."""
+        return self.ending_offsets or StartOrEnd(everywhere=LATEST)
+
     def starts_at_earliest(self, partition: TopicPartition) -> bool:
         """Return whether a batch read of a partition, which may be new, begins at the earliest."""
-        named = self.starting_offsets or StartOrEnd(everywhere=EARLIEST)
-        return self.starting_time is None and named.named([partition]).get(partition) == EARLIEST
+        named = self.batch_start.named([partition])
+        return self.starting_time is None and named.get(partition) == EARLIEST
 
     def ends_at_latest(self, partition: TopicPartition) -> bool:
         """Return whether a batch read of a partition, which may be new, ends at the latest."""
-        named = self.ending_offsets or StartOrEnd(everywhere=LATEST)
-        return self.ending_time is None and named.named([partition]).get(partition) == LATEST
+        named = self.batch_end.named([partition])
+        return self.ending_time is None and named.get(partition) == LATEST
 
     def latest_offset(self, held: PartitionState) -> int:
         """Return the offset at which reading a partition ends by this isolation level."""

@@ -301,7 +301,7 @@ def _added(
     """Yield the ranges of partitions that a topic got after the read was planned, as of the pin.
 
     Raises InvalidInputError unless the options say that they are read from the earliest offset.
-    With `partitioner=murmur2` the plan chose partitions by their old number, so it does too.
+    Raises it with `partitioner=murmur2` too: the plan chose partitions by their old count.
     """
     name = partition.range.partition.topic
     if partition.known is None or (topic := store.state().topics.get(name)) is None:

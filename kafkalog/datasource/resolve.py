@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, StartOrEnd, TopicPartition
+from kafkalog.datasource.offsets import LATEST, Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.errors import InvalidInputError
@@ -47,8 +47,7 @@ def starting_offsets(
     """
     wanted = sorted(assigned)
     if options.starting_time is None:
-        named = options.starting_offsets or StartOrEnd(everywhere=EARLIEST)
-        return named.offsets(wanted, option="startingOffsets")
+        return options.batch_start.offsets(wanted, option="startingOffsets")
     times = options.starting_time.times(wanted, option=_by_time(options.starting_time, "starting"))
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
@@ -80,8 +79,7 @@ def ending_offsets(
     """
     wanted = sorted(assigned)
     if options.ending_time is None:
-        named = options.ending_offsets or StartOrEnd(everywhere=LATEST)
-        return named.offsets(wanted, option="endingOffsets")
+        return options.batch_end.offsets(wanted, option="endingOffsets")
     times = options.ending_time.times(wanted, option=_by_time(options.ending_time, "ending"))
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
     return {p: LATEST if offset is None else offset for p, offset in found.items()}

@@ -11,6 +11,7 @@ def whole_number(name: str, value: object) -> int:
     """Return a number, also of numpy; raises InvalidInputError for a fraction, a text, a bool."""
     try:
         if not isinstance(value, bool):
+            # Whether an object is a whole number is decided by the TypeError alone.
             return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         pass

@@ -27,7 +27,7 @@ class NewTopic:
     def of(cls, partitions: int, config: Mapping[str, str]) -> Self:
         """Return a topic that is compacted, unless `config` says otherwise.
 
-        Raises InvalidInputError for a number of partitions that is none.
+        Raises InvalidInputError if `partitions` is not a whole number.
         """
         return cls(whole_number("partitions", partitions), {"cleanup.policy": "compact", **config})
 

@@ -26,6 +26,7 @@ from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
@@ -159,30 +160,30 @@ def _spans(
     A broker lists nothing: by its rule, all its `.log.swap` files replace one span.
     """
     with contextlib.closing(GapLists(directory)) as lists:
-        found = [_swap_end(directory, base, lists, is_strict=is_strict) for base in bases]
-    ends = dict(zip(bases, (end for end, _ in found), strict=True))
-    limit = _limit(directory, live, ends, is_strict=is_strict)
-    spans = [
-        (base, min(listed, limit))
-        for base, (_, listed) in zip(bases, found, strict=True)
-        if listed is not None
-    ]
-    return spans if len(spans) == len(bases) else [(bases[0], min(max(ends.values()), limit))]
+        ends = {base: _swap_ends(directory, base, lists, is_strict=is_strict) for base in bases}
+    batches = {base: end.batches for base, end in ends.items()}
+    limit = _limit(directory, live, batches, is_strict=is_strict)
+    spans = [(base, min(end.listed, limit)) for base, end in ends.items() if end.listed is not None]
+    return spans if len(spans) == len(bases) else [(bases[0], min(max(batches.values()), limit))]
 
 
-def _swap_end(
-    directory: Path, base: int, lists: GapLists, *, is_strict: bool
-) -> tuple[int, int | None]:
-    """Return the offset after the last batch of a `.log.swap`, and the end of what it spans.
+class _SwapEnds(NamedTuple):
+    batches: int
+    """The offset after the last batch of a `.log.swap`."""
+    listed: int | None
+    """The end of the offsets that it spans; None if its gaps are not listed."""
 
-    The latter is None if its gaps are not listed. No checksum covers a batch's base offset, and a
-    wrong one would remove live segments. If our cleaner has listed the file's gaps, only batches
-    that follow each other count. A caller that removes the replaced files (`is_strict`) gets a
-    CorruptLogError for others.
+
+def _swap_ends(directory: Path, base: int, lists: GapLists, *, is_strict: bool) -> _SwapEnds:
+    """Return the ends of a `.log.swap`.
+
+    No checksum covers a batch's base offset, and a wrong one would remove live segments. If our
+    cleaner has listed the file's gaps, only batches that follow each other count. A caller that
+    removes the replaced files (`is_strict`) gets a CorruptLogError for others.
     """
     segment = _swapped(directory, base)
     if not lists.cleaned.sections_of(base):
-        return next_offset(segment), None  # a broker's
+        return _SwapEnds(next_offset(segment), None)  # a broker's
     chain = lists.chain(base, segment.size, next_offset=base, listed_from=0)
     fault: CorruptLogError | None = None
     if chain.sizes:
@@ -200,8 +201,8 @@ def _swap_end(
     if fault is not None and is_strict:
         raise fault
     if not chain.has_list:
-        return end, None
-    return end, end if fault is not None else chain.expected_after(end)
+        return _SwapEnds(end, None)
+    return _SwapEnds(end, end if fault is not None else chain.expected_after(end))
 
 
 def _limit(

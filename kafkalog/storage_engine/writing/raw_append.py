@@ -23,7 +23,7 @@ import logging
 import os
 import uuid
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeAlias
 
@@ -41,7 +41,6 @@ from kafkalog.storage_engine.writing.commit import CommitResult
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.store import Store
-    from kafkalog.storage_engine.transactions.producers import ProducerEntry
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
     from kafkalog.storage_engine.writing.partition import Appender
 
@@ -87,7 +86,7 @@ def append_copied(store: Store, runs: Sequence[CopiedRun], *, now_ms: int) -> in
             appender = transaction.appender(run.topic, run.partition, now_ms)
             reader = _RequestReader(run.source, len(run.data), io.BytesIO(run.data))
             follower = _Follower(appender, reader, now_ms, run.name)
-            rows += follower.append_all(end=run.end, producers=run.producers, stable=run.stable)
+            rows += follower.append_run(run)
             appender.raise_log_start(run.log_start)
             appenders.append((run, appender))
         transaction.sync_on_publish()
@@ -194,29 +193,30 @@ class _Follower:
         self._buffer = bytearray()
         self._position = 0
 
-    def append_all(
-        self,
-        *,
-        end: int = 0,
-        producers: Collection[ProducerEntry] | None = None,
-        stable: int = layout.INT64_MAX,
-    ) -> int:
-        """Append all batches; return the number of their records.
+    def append_all(self) -> int:
+        """Append all batches; return the number of their records."""
+        self._append_batches()
+        return self._note(stable=layout.INT64_MAX)
 
-        The log ends at `end`, if that is above the last batch. `producers` are those at the end,
-        unless the batches are to tell. The last stable offset is `stable` at most.
-        """
+    def append_run(self, run: CopiedRun) -> int:
+        """Append the batches of a run, and what its source knows beyond them, as `append_all`."""
+        self._append_batches()
+        if run.end > self._next_offset:
+            self._gaps.extend((self._next_offset, run.end))
+            self._appender.end_at(run.end)
+        if run.producers is not None:
+            self._producers.take_over(run.producers)
+        return self._note(stable=run.stable)
+
+    def _append_batches(self) -> None:
         while piece := self._reader.read(_PIECE_SIZE):
             self._buffer += piece
             self._append_buffer()
         if self._buffer:
             raise self._corrupt(0, "a whole record batch", f"its first {len(self._buffer)} bytes")
-        if end > self._next_offset:
-            self._gaps.extend((self._next_offset, end))
-            self._appender.end_at(end)
+
+    def _note(self, *, stable: int) -> int:
         self._appender.note_epochs(self._epochs)
-        if producers is not None:
-            self._producers.take_over(producers)
         self._appender.note_producers(stable=stable)
         self._appender.note_gaps(self._gaps)
         return self._rows

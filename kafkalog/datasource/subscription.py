@@ -21,7 +21,7 @@ _EXAMPLE: Final = '{"topicA":[0,1],"topicB":[0,1]}'
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """The selected topics or partitions; exactly one of the three fields is set.
+    """The selected topics or partitions, by one of the three fields; without any it selects none.
 
     `pattern` is a regular expression of `topic_pattern`.
     """

@@ -21,8 +21,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.index import TimeIndex
-from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at
+from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at, largest_timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def log_to_clean(
     uncleanable = min(state.active_base, state.last_stable_offset, pinned_offset)
     if config.min_compaction_lag_ms > 0:
         for segment in dirty:
-            if largest_timestamp(segment) > now_ms - config.min_compaction_lag_ms:
+            if largest_timestamp(segment, segment.size) > now_ms - config.min_compaction_lag_ms:
                 uncleanable = min(uncleanable, segment.base_offset)
                 break
     uncleanable = max(uncleanable, first_dirty)
@@ -192,14 +191,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def largest_timestamp(segment: SegmentFiles) -> int:
-    """Return the largest timestamp of a closed segment's index, or else its modification time."""
-    entry = TimeIndex(segment.time_index, segment.base_offset).last_entry()
-    if entry is not None:
-        return entry[0]
-    return segment.log.stat().st_mtime_ns // 1_000_000
 
 
 def _compaction_delay_ms(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, largest_timestamp
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
@@ -23,7 +23,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.directory_signs import is_copy
 from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segments import header_at
+from kafkalog.storage_engine.segment.segments import header_at, largest_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -371,7 +371,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
     for segment, end in zip(closed, ends, strict=True):
         if end <= log.first_dirty_offset:
             continue
-        latest = largest_timestamp(segment)
+        latest = largest_timestamp(segment, segment.size)
         if latest > now_ms - lag:
             base = max(segment.base_offset, log.first_dirty_offset)
             yield (

@@ -173,7 +173,7 @@ class BatchWriter:
         """Write the header of a batch that keeps no record (C91), or copy an empty batch (C94)."""
         from kafkalog.storage_engine.records.records import empty_batch
 
-        data = empty_batch(run.buffer, run.table, batch)
+        data = empty_batch(run.table, batch)
         start = int(run.table.positions[batch])
         if data == run.buffer[start : start + int(run.table.sizes[batch])]:
             written.copy(run, batch, batch + 1)

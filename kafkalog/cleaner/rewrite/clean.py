@@ -453,6 +453,7 @@ class _Publisher:
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Record in the journal that everything below the round's end is clean."""
+        self._announce()  # unless a swap has
         snapshot = self.snapshot
         with self.engine.transaction() as transaction:
             state = self.load_state()

@@ -95,7 +95,7 @@ class CleanedSegment:
         if not len(sizes):
             return
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        self._in_room(layout.LOG, lambda: files.write_at(self._fd, data, self.size))
+        self._in_room(lambda: files.write_at(self._fd, data, self.size))
         positions = self.size + np.cumsum(sizes) - sizes
         rows = self._index.add_batches(positions, last_offsets, max_timestamps)
         self._last_position = int(positions[-1])
@@ -134,7 +134,7 @@ class CleanedSegment:
         if self._transaction_entries:
             contents[layout.TRANSACTION_INDEX] = bytes(self._transaction_entries)
         for suffix, content in contents.items():
-            self._in_room(suffix, partial(_write, self.path(suffix), content))
+            self._in_room(partial(_write, self.path(suffix), content))
         self._suffixes = (layout.LOG, *contents)
         for suffix in self._suffixes:
             if suffix != layout.TRANSACTION_INDEX:
@@ -188,7 +188,7 @@ class CleanedSegment:
         if fd >= 0:
             os.close(fd)
 
-    def _in_room(self, suffix: str, act: Callable[[], None]) -> None:
+    def _in_room(self, act: Callable[[], None]) -> None:
         """Write a file; if the disk is full, drop the key index and try again."""
         try:
             act()

@@ -99,7 +99,7 @@ def copied_runs(
             before = before or Moment.of(snapshot.state)
             run = replace(run, stable=snapshot.state.last_stable_offset)
             for chunk in snapshot.chunks(first, end):
-                piece, next_offset = _batches(chunk, wanted, position)
+                piece, next_offset = _batches(chunk, position)
                 if data and len(data) + len(piece) > room():
                     log_start = min(wanted.log_start, position)
                     yield (
@@ -155,7 +155,7 @@ def _check_deletions(
         )
 
 
-def _batches(chunk: Chunk, wanted: PartitionToCopy, start: int) -> tuple[bytes | memoryview, int]:
+def _batches(chunk: Chunk, start: int) -> tuple[bytes | memoryview, int]:
     """Return the batches of a chunk from `start` on, and the offset after the last one."""
     table = chunk.table
     if table.has_messages:

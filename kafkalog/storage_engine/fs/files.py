@@ -431,16 +431,14 @@ def make_directory(path: Path) -> None:
 
 def make_directories(path: Path) -> None:
     """Create a directory and those above it, where they are not there yet; raises OSError."""
-    try:
-        file_system.current.mkdir(path)
-    except FileNotFoundError:
-        if path.parent == path:
-            raise
-        make_directories(path.parent)
-        make_directories(path)
-    except OSError:  # not every system says FileExistsError first
-        if not path.is_dir():
-            raise
+    for directory in (*reversed(path.parents), path):
+        if directory.is_dir():
+            continue
+        try:
+            file_system.current.mkdir(directory)
+        except OSError:  # another process may have made it
+            if not directory.is_dir():
+                raise
 
 
 def create(path: Path, data: Buffer = b"") -> None:

@@ -20,6 +20,8 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 
 PATH: Final = "path"
+SCHEMES: Final = ("s3", "gs", "az", "memory")
+"""Those of object stores."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """The beginning of a URL, also of one that became a Path."""
 _SCHEME: Final = re.compile(r"(?:^|,)\s*[A-Za-z][A-Za-z0-9+.-]*:/*")
@@ -67,9 +69,9 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     for text in texts:
         if is_url(text):
             raise InvalidInputError(
-                f"{shown(text)}: a log directory has no URL (expected a log directory). A log in "
-                "an object store is opened by kafkalog.open and by Spark: give them its URL as "
-                "text."
+                f"{shown(text)}: a log directory has no URL (expected a path). Only a log in an "
+                f"object store has one, as text: its scheme is {', '.join(SCHEMES[:-1])} or "
+                f"{SCHEMES[-1]}."
             )
     paths = [Path(text).absolute() for text in texts]
     if not paths:

@@ -208,6 +208,14 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 """Kafka's other topic configs, and why they are refused."""
 
 
+def as_texts(config: Mapping[str, object]) -> dict[str, str]:
+    """Return configs as Kafka keeps them, as texts: a number in digits, `true`, `false`."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in config.items()
+    }
+
+
 def usable(config: Mapping[str, str]) -> dict[str, str]:
     """Return those of a broker's topic configs that have an effect here."""
     found = {}

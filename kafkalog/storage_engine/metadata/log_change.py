@@ -14,7 +14,7 @@ from typing import Protocol
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import (
     Change,
@@ -297,7 +297,7 @@ def _with_configs(topic: TopicState, config: Mapping[str, str | None]) -> dict[s
     altered = dict(topic.config)
     for name, value in config.items():
         if value is not None:
-            altered[name] = value
+            altered.update(as_texts({name: value}))
         elif name == "cleanup.policy":
             raise InvalidInputError(
                 f"topic {topic.name!r}: cleanup.policy is not deleted, because Kafka's default "

@@ -13,7 +13,7 @@ from typing import Self
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class NewTopic:
 
         Raises InvalidInputError if `partitions` is not a whole number.
         """
-        return cls(whole_number("partitions", partitions), {"cleanup.policy": "compact", **config})
+        texts = as_texts({"cleanup.policy": "compact", **config})
+        return cls(whole_number("partitions", partitions), texts)
 
     def check(self, name: str) -> None:
         """Raise InvalidInputError unless a topic of this name can be created so."""

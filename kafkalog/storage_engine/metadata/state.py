@@ -20,6 +20,7 @@ from typing import Any
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
+from kafkalog.storage_engine.metadata.config import as_texts
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -179,7 +180,7 @@ class State:
             topics[name] = TopicState(
                 name,
                 str(entry["id"]),
-                MappingProxyType(dict(entry["config"])),
+                MappingProxyType(as_texts(entry["config"])),
                 partitions + (PartitionState(),) * missing,
                 frozenset(map(int, entry.get("absent", ()))),
             )

@@ -13,9 +13,8 @@ from typing import Final, Self
 from urllib.parse import urlsplit
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.metadata.address import PATH, shown
+from kafkalog.storage_engine.metadata.address import PATH, SCHEMES, shown
 
-SCHEMES: Final = ("s3", "gs", "az", "memory")
 ENDPOINT: Final = "store.endpoint"
 REGION: Final = "store.region"
 ALLOW_HTTP: Final = "store.allow_http"

@@ -29,8 +29,13 @@ _ADVICE: Final = {
 }
 _INSTANCE: Final = "169.254.169.254"
 """The server of a cloud's instance, which is asked for credentials if there are none."""
+_NO_CREDENTIALS: Final = (
+    "there are no credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3, "
+    "GOOGLE_APPLICATION_CREDENTIALS for gs, or AZURE_STORAGE_ACCOUNT_NAME and "
+    "AZURE_STORAGE_ACCOUNT_KEY for az."
+)
 _WORDS: Final = {
-    "MissingAccessKey": "there are no credentials. Give them in the environment.",
+    "MissingAccessKey": _NO_CREDENTIALS,
     "TimedOut": "the store did not answer in time. Try again.",
     "ConnectionRefused": "nobody answers at its address. Correct the address, or try again.",
     "dns error": "its host has no address. Correct the address.",
@@ -72,7 +77,7 @@ def described(request: str, place: str, error: Exception) -> StorageError:
     if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
         return ObjectMissingError(f"{place}: the object is missing. Restore it, or read again.")
     if _INSTANCE in text:
-        return PermanentError(f"{place}: there are no credentials. Give them in the environment.")
+        return PermanentError(f"{place}: {_NO_CREDENTIALS}")
     found = [code[1]] if code else []
     if status:
         found.append(status[1])

@@ -33,8 +33,8 @@ def to_bytes(value: bytes | str | None) -> bytes | None:
 
 def to_int64(number: int) -> int:
     """Return a timestamp or a partition's number."""
-    if isinstance(number, bool):
-        raise TypeError("bool is no number")
+    if isinstance(number, bool) or not hasattr(number, "__index__"):
+        raise TypeError(f"{type(number).__name__} is no whole number")
     found = operator.index(number)
     if abs(found) > layout.INT64_MAX:
         raise ValueError(f"{found} takes more than 64 bits")

@@ -184,7 +184,7 @@ def rebuild_batch(
     )
 
 
-def empty_batch(buffer: Buffer, table: BatchTable, batch: int) -> bytes:
+def empty_batch(table: BatchTable, batch: int) -> bytes:
     """Return the batch without records: 61 bytes that keep its offsets and its producer.
 
     It has no codec and no delete horizon. Kafka: DefaultRecordBatch.writeEmptyHeader.

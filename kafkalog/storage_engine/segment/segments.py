@@ -487,9 +487,9 @@ def next_offset(segment: SegmentFiles) -> int:
 def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
     """Return the largest timestamp (ms) of a segment's batches below byte `limit`.
 
-    The scan begins at a time index entry only if its batch confirms it, because retention deletes
-    by the result. If the batches have no timestamps, or not all are readable, the file's change
-    time counts too. Kafka: LogSegment.largestTimestamp.
+    The scan begins at a time index entry only if its batch confirms it, because retention and the
+    compaction lag go by the result. If the batches have no timestamps, or not all are readable, the
+    file's modification time counts too. Kafka: LogSegment.largestTimestamp.
     """
     with files.closing(files.open_to_read(segment.log)) as fd:
         source = FileBytes(fd)

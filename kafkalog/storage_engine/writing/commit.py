@@ -60,8 +60,8 @@ def commit_staged(
 
     The order of the calls is the promise: is it a retry, verify, truncate, append, sync, record,
     sync, publish.
-    An exception before `record` undoes everything. After a death the next holder of the commit lock
-    truncates what was appended, or publishes what was recorded.
+    After an exception before `record`, or a death, the next holder of the commit lock truncates
+    what was appended, if this process has not. It publishes what was recorded.
     """
     rows = sum(message.rows for message in staged)
     with store.transaction() as transaction:  # what a dead holder has left is recovered here

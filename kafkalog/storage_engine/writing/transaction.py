@@ -3,7 +3,7 @@
 The order of events: `Store.transaction` takes the root lock, shared, and the commit lock, and the
 journal is recovered. Then come any number of changes. `sync_appended` syncs the logs that they
 touched. `record` checks the root lock, writes the journal's record, syncs it, and publishes it. An
-exception before `record` undoes everything.
+exception before `record` leaves nothing: the files are truncated at once, or by the next holder.
 
 If the previous holder died or failed, its changes are made durable before anything is built on
 them. It may have truncated what an earlier holder left, and a power cut could bring that back among

@@ -116,6 +116,15 @@ def test_a_segment_younger_than_the_lag_and_all_after_it_wait(tmp_path: Path) ->
     assert plan(tmp_path, segments, now_ms=1_510, **lag).end == 0
 
 
+def test_a_time_index_that_ends_early_shortens_no_lag(tmp_path: Path) -> None:
+    segments = [dated(tmp_path, base, 1_000) for base in (0, 10)]
+    data = segments[0].log.read_bytes() + at_times(1, [9_000]).data
+    segments[0].log.write_bytes(data)  # the index ends with the first batch
+    segments[0] = SegmentFiles(tmp_path, 0, len(data))
+    assert plan(tmp_path, segments, now_ms=9_499, min_compaction_lag_ms=500).end == 0
+    assert plan(tmp_path, segments, now_ms=9_500, min_compaction_lag_ms=500).end == 10
+
+
 def test_a_segment_without_timestamps_is_as_old_as_its_file(tmp_path: Path) -> None:
     segments = [segment(tmp_path, base) for base in (0, 10)]
     written_ms = segments[0].log.stat().st_mtime_ns // 1_000_000

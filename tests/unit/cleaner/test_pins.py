@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner.report.explain import explain
+from kafkalog.cleaner.rewrite import clean as clean_module
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.manager import clean as cleaner_package
 from kafkalog.errors import InvalidInputError
@@ -262,6 +263,24 @@ def test_a_round_honours_pins_that_are_younger_than_it_is(
     assert passed_ms
     assert engine.describe("t").partitions[0].cleaned_to <= 10
     assert set(latest_column(engine, "value", end=10).values()) == {b"old"}
+
+
+def test_a_round_that_changes_no_segment_passes_no_pin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
+) -> None:
+    engine = LogBuilder(tmp_path).topic(segment_bytes=300).engine
+    LogBuilder(engine).append_each(("a", "1"), ("b", "2"))
+    old, write = engine.state(), clean_module._SecondPass.clean
+    LogBuilder(engine).append_each(*((f"k{i}", "new") for i in range(10)))
+
+    def pin_first(second_pass: clean_module._SecondPass, end: int) -> None:
+        assert end > 2
+        assert pins.pin(engine.root, ONE, lambda: old, NOW, held=held) is not None
+        write(second_pass, end)
+
+    monkeypatch.setattr(clean_module._SecondPass, "clean", pin_first)
+    clean(engine, "t", force=True, now_ms=NOW)
+    assert engine.describe("t").partitions[0].cleaned_to <= 2
 
 
 def test_of_a_pin_whose_lease_is_over_no_end_is_told(

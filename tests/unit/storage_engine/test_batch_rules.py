@@ -366,7 +366,7 @@ def test_a_batch_kept_for_its_range_alone_is_a_header_of_61_bytes(
         items, codec=codec, producer=(23, 5, 10), leader_epoch=293, attributes=transactional
     )
     table, _, _ = records.scan_batches(data)
-    emptied = records.empty_batch(data, table, 0)
+    emptied = records.empty_batch(table, 0)
     header = batches.parse_header(emptied)
     assert (len(emptied), header.records_count, header.codec) == (61, 0, NONE)
     assert (header.base_offset, header.last_offset, header.base_sequence) == (3, 4, 10)
@@ -381,7 +381,7 @@ def test_an_empty_batch_that_is_kept_again_is_the_same_61_bytes() -> None:
     data = EMPTY
     table, _, _ = records.scan_batches(data)
     assert len(data) == 61
-    assert records.empty_batch(data, table, 0) == data
+    assert records.empty_batch(table, 0) == data
 
 
 def test_an_empty_batch_that_is_not_kept_leaves_no_byte() -> None:
@@ -393,7 +393,7 @@ def test_a_horizon_goes_with_the_last_record() -> None:
         [Record(3, 11, b"k", None)], base_offset=3, attributes=0x40, base_timestamp=99
     )
     table, _, _ = records.scan_batches(data)
-    header = batches.parse_header(records.empty_batch(data, table, 0))
+    header = batches.parse_header(records.empty_batch(table, 0))
     assert (header.attributes & 0x40, header.base_timestamp) == (0, -1)
 
 

@@ -24,6 +24,7 @@ from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
+from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.store import Store
@@ -292,6 +293,26 @@ def test_a_bad_config_names_the_config_and_its_range(
     with pytest.raises(InvalidInputError, match=message):
         open_engine(place).create_topic("t", 1, config)
     assert open_engine(place).topics() == []
+
+
+def test_a_config_that_is_a_number_is_kept_as_text(place: Path | str) -> None:
+    engine = open_engine(place)
+    given: dict[str, Any] = {"segment.bytes": 1000, "preallocate": False}
+    engine.create_topic("t", 1, given)
+    ratio: dict[str, Any] = {"min.cleanable.dirty.ratio": 0.25}
+    engine.alter_topic("t", ratio)
+    kept = open_engine(place).describe("t").config
+    assert kept == {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1000",
+        "preallocate": "false",
+        "min.cleanable.dirty.ratio": "0.25",
+    }
+
+
+def test_a_number_that_an_early_release_kept_as_a_config_is_read_as_text() -> None:
+    change = {"topics": {"t": {"id": "A" * 22, "partitions": 1, "config": {"segment.ms": 5}}}}
+    assert State().apply(1, change).topic("t").config == {"segment.ms": "5"}
 
 
 def test_configs_that_are_not_given_are_kafkas() -> None:

@@ -611,4 +611,4 @@ def test_messages_are_not_rewritten_as_batches() -> None:
             with pytest.raises(InvalidInputError, match="v0 and v1"):
                 records.rebuild_batch(found, table, 1, np.arange(1))
         with pytest.raises(InvalidInputError, match="v0 and v1"):
-            records.empty_batch(data, table, 1)
+            records.empty_batch(table, 1)

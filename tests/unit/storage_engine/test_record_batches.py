@@ -186,8 +186,8 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
             ("k", "v", {"key": "a", "value": "b"}),
             "records[1]: headers: one header must be in a ",
         ),
-        (("k", "v", None, "1"), "records[1]: timestamp: 'str' object cannot be interpreted"),
-        (("k", "v", None, True), "records[1]: timestamp: bool is no number"),
+        (("k", "v", None, "1"), "records[1]: timestamp: str is no whole number"),
+        (("k", "v", None, True), "records[1]: timestamp: bool is no whole number"),
         ({"value": "v", "timestamp": 2**63}, "records[1]: timestamp: 9223372036854775808 takes"),
     ],
 )

@@ -505,7 +505,7 @@ def test_an_emptied_batch_keeps_its_range_and_producer_in_61_bytes() -> None:
     data = batch_data(ITEMS, attributes=HORIZON | TRANSACTIONAL | LOG_APPEND_TIME, **SEALED)
     table, _, _ = records.scan_batches(data)
     bits = TRANSACTIONAL | LOG_APPEND_TIME
-    assert records.empty_batch(data, table, 0) == batch_data(
+    assert records.empty_batch(table, 0) == batch_data(
         [], attributes=bits, base_timestamp=-1, max_timestamp=1100, **SEALED
     )
 

@@ -83,8 +83,8 @@ def encode(
     """Encode the records `rows` of `batches` (at least one, all v2) as one batch.
 
     It has the first base offset, the last offset, and any delete horizon of the batches. It keeps a
-    producer only if it is of one batch. Several batches that exceed max.message.bytes become two; a
-    single one may exceed it (C97).
+    producer only if it is of one batch. Several batches that exceed max.message.bytes are halved
+    until none does; a single one may exceed it (C97).
     """
     from kafkalog.storage_engine.records.records import rebuild_batch
 

@@ -174,18 +174,30 @@ class Store(LogStore):
                 topic, partition, whole=whole, start=start, known_end=known_end
             )
 
-        def load_state() -> PartitionState:
+        def same_topic() -> TopicState:
             known = self.describe(topic)
             if known.topic_id != topic_id:
                 raise UnknownTopicError(
                     f"topic {topic!r} was deleted and created again: read again"
                 )
+            return known
+
+        def load_state() -> PartitionState:
+            known = same_topic()
             check(known)
             return known.partitions[partition]
 
         directory = self.partition_directory(topic, partition)
         try:
-            return open_snapshot(directory, topic, partition, load_state, whole=whole, start=start)
+            return open_snapshot(
+                directory,
+                topic,
+                partition,
+                load_state,
+                whole=whole,
+                start=start,
+                check_topic=same_topic,
+            )
         except (StorageError, FileNotFoundError):
             load_state()  # was it deleted meanwhile?
             raise

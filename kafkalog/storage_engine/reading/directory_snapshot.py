@@ -158,6 +158,7 @@ class DirectorySnapshot(PartitionSnapshot):
         late: LateFiles | None = None,
         listing: Listing,
         aborted: Sequence[AbortedTransaction] | None = None,
+        check_topic: Callable[[], object],
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
 
@@ -174,6 +175,7 @@ class DirectorySnapshot(PartitionSnapshot):
         self._late = late
         self._listing = listing
         self._known_aborted = aborted
+        self._check_topic = check_topic
         self._window = _Window(
             directory,
             state,
@@ -191,14 +193,21 @@ class DirectorySnapshot(PartitionSnapshot):
         self._window.close()
 
     def log_identity(self) -> LogIdentity | None:
-        """Return the identity of the log in the directory."""
-        return log_identity(self.directory, self.state, self.segments)
+        """Return the identity of the log; raises UnknownTopicError if its topic is gone."""
+        found = log_identity(self.directory, self.state, self.segments)
+        self._check_topic()
+        return found
 
     def indexed_transactions(self, *, kept_max: int = 0) -> IndexedTransactions:
         """Return the entries of the `.txnindex` files, for consecutive reads that share them."""
         end, known = self.state.high_watermark, self._known_aborted
-        listed = self._transaction_indexes
-        return IndexedTransactions(listed, end_offset=end, known=known, kept_max=kept_max)
+        return IndexedTransactions(
+            self._transaction_indexes,
+            end_offset=end,
+            known=known,
+            kept_max=kept_max,
+            check_topic=self._check_topic,
+        )
 
     def _transaction_indexes(self) -> list[tuple[int, Path]]:
         """Return (base offset, path) of the transaction indexes, even without a `.log` file."""
@@ -307,6 +316,7 @@ def open_snapshot(
     start: int | None = None,
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
+    check_topic: Callable[[], object] = lambda: None,
 ) -> DirectorySnapshot:
     """Open a partition as it is now: its state, listing and files, all of the same time.
 
@@ -316,7 +326,8 @@ def open_snapshot(
     and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset
     of the first read, if known. `locked` is False for a broker's directory, to leave no lock files
     there. `load_aborted` returns the aborted transactions for the last loaded state (None: read the
-    `.txnindex` files).
+    `.txnindex` files). `check_topic` is called after files were opened by name. It raises if the
+    directory is another topic's by now.
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> DirectorySnapshot:
@@ -333,6 +344,7 @@ def open_snapshot(
             late=late,
             listing=listing,
             aborted=None if load_aborted is None else load_aborted(),
+            check_topic=check_topic,
         )
 
     listing = Listing(directory, locked=locked)

@@ -13,8 +13,9 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.records import BatchTable
 
 _VERSION = 0
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +166,18 @@ class IndexedTransactions:
         end_offset: int = layout.INT64_MAX,
         known: Sequence[AbortedTransaction] | None = None,
         kept_max: int = 0,
+        check_topic: Callable[[], object] = lambda: None,
     ) -> None:
         """Take a function that lists the files, as (base offset, path) ascending.
 
         `known` has the entries themselves and replaces the files. Entries whose marker is at or
         above `end_offset` belong to a commit in flight or a dead one, and are omitted.
+        `check_topic` is called after files were read, and raises if they are another topic's.
         """
         self._list_files = list_files
         self._end_offset = end_offset
         self._kept_max = kept_max
+        self._check_topic = check_topic
         self._known = None if known is None else AbortedRanges.of(known)
         self._files: Sequence[tuple[int, Path]] | None = None
         self._entries: dict[int, AbortedRanges | CorruptLogError] = {}
@@ -186,7 +191,7 @@ class IndexedTransactions:
         if self._known is not None:
             return self._known.ending_within(start, end)
         if self._files is None:
-            self._files = self._list_files()
+            self._files = self._of_the_topic(self._list_files)
         first = max(0, bisect_right(self._files, start, key=lambda file: file[0]) - 1)
         stop = bisect_left(self._files, end, key=lambda file: file[0])
         wanted = self._files[first:stop]
@@ -196,13 +201,19 @@ class IndexedTransactions:
         found: list[AbortedRanges] = []
         for base_offset, path in wanted:
             if base_offset not in self._entries:
-                self._entries[base_offset] = self._read(path)
+                self._entries[base_offset] = self._of_the_topic(partial(self._read, path))
             entries = self._entries[base_offset]
             if isinstance(entries, AbortedRanges):
                 found.append(entries)
             elif is_strict:
                 raise entries
         return found[0] if len(found) == 1 else AbortedRanges.joined(found)
+
+    def _of_the_topic(self, read: Callable[[], _Read]) -> _Read:
+        try:
+            return read()
+        finally:
+            self._check_topic()
 
     def _read(self, path: Path) -> AbortedRanges | CorruptLogError:
         try:

@@ -412,6 +412,18 @@ def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
     assert second - first >= 10_000
 
 
+def test_a_partition_that_is_gone_meanwhile_is_not_cleaned(tmp_path: Path) -> None:
+    engine = filled(tmp_path, "a", "z", partitions=2)
+
+    def create_again(_: object) -> None:
+        if len(engine.describe("z").partitions) == 2:
+            engine.delete_topic("z", now_ms=1000)
+            engine.create_topic("z", 1, now_ms=1000)
+
+    found = clean(engine, force=True, now_ms=2000, progress=create_again)
+    assert found and not [stats for stats in found if stats.error]
+
+
 def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) -> None:
     config = {"delete.retention.ms": "1000", "min.cleanable.dirty.ratio": "0"}
     engine = Engine(tmp_path)

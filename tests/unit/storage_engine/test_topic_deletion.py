@@ -14,6 +14,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
+from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
@@ -24,6 +25,7 @@ from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
+from tests.builders.batch_builder import ABORT, COMMIT, batch, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
 from tests.unit.storage_engine.faults import Died, each_act
@@ -196,6 +198,22 @@ def test_a_reader_never_goes_on_in_a_new_topic_of_the_same_name(
     with pytest.raises((UnknownTopicError, StorageError)):
         found.extend(reader)
     assert {v for batch in found for v in batch["value"].to_pylist()} == {b"old" * 10}
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+def test_a_reader_never_takes_the_transactions_of_a_new_topic_of_the_same_name(
+    tmp_path: Path, is_created_again: bool
+) -> None:
+    engine = LogBuilder(tmp_path).topic("t").engine
+    engine.append_raw("t", 0, joined([batch(0, 2, of=8), marker(2, COMMIT, 8)]), now_ms=NOW_MS)
+    with engine.snapshot("t", 0) as snapshot:
+        engine.delete_topic("t", now_ms=NOW_MS)
+        if is_created_again:
+            engine.create_topic("t", now_ms=NOW_MS)
+            theirs = joined([batch(0, 2, of=8), marker(2, ABORT, 8)])
+            engine.append_raw("t", 0, theirs, now_ms=NOW_MS)
+        with pytest.raises(UnknownTopicError, match="topic 't'"):
+            list(snapshot.read(0, 3, schema=changelog_schema()))
 
 
 def test_what_was_staged_for_a_deleted_topic_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,13 @@ def test_a_repeated_batch_changes_nothing(
     assert "micro-batch 3 of query q was applied before" in caplog.text
 
 
+def test_a_missing_directory_is_told_before_a_query_starts(tmp_path: Path) -> None:
+    upsert = SQLiteUpsert(tmp_path / "away" / "stock.db", "stock")
+    for ask in (upsert.positions, upsert.has_rows):
+        with pytest.raises(StorageError, match=f"there is no directory {tmp_path / 'away'}. Creat"):
+            ask()
+
+
 def test_an_older_checkpoint_is_refused_unless_reset(upsert: SQLiteUpsert, database: Path) -> None:
     apply(upsert, 57, row(b"a", b"1", 0))
     with pytest.raises(

@@ -108,14 +108,14 @@ class SQLiteUpsert(Upsert):
 
     def positions(self) -> dict[str, Position]:
         """Return the position of each query that has written to the table, by query id."""
-        if not Path(self.database).exists():
+        if not self._has_database():
             return {}
         with self._connection() as connection:
             return self._positions(connection)
 
     def has_rows(self) -> bool:
         """Return whether the table exists and has rows."""
-        if not Path(self.database).exists():
+        if not self._has_database():
             return False
         with self._connection() as connection:
             if not _exists(connection, self.table):
@@ -125,12 +125,22 @@ class SQLiteUpsert(Upsert):
 
     def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:
         """Return the statements that add the columns which the rows have and the table lacks."""
-        if not Path(self.database).exists():
+        if not self._has_database():
             return []
         with self._connection() as connection:
             if not _exists(connection, self.table):
                 return []
             return self._table(connection, rows.names).additions([_kind(t) for t in rows.types])
+
+    def _has_database(self) -> bool:
+        """Return whether the file exists; raises StorageError if its directory does not."""
+        file = Path(self.database).absolute()
+        if not file.parent.is_dir():
+            raise StorageError(
+                f"{self.where}: there is no directory {file.parent}. Create it, or give another "
+                "path."
+            )
+        return file.exists()
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
         parts = parts_for(batch.record_count_max(position))

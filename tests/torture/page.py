@@ -166,8 +166,8 @@ def _summary() -> Iterator[str]:
     yield _filled(
         f"{len(found)} faults were found and mended, each with a test. Their finders: {told}. "
         f"The page [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists "
-        f"{len(OLD_BUGS)} old bugs. The test tests/torture/test_old_bugs.py brings each of them back, "
-        "and fails unless the tests of the bug catch it; CI runs it."
+        f"{len(OLD_BUGS)} old bugs. The test tests/torture/test_old_bugs.py brings each of them "
+        "back, and fails unless the tests of the bug catch it; CI runs it."
     )
     yield ""
 
@@ -197,8 +197,8 @@ def _found() -> Iterator[str]:
     yield "## Faults found and fixed\n"
     yield (
         "Each item names its finder: a program, *limits* (tests of full disks, few descriptors,\n"
-        "jumping clocks), *old bugs* (the switch below) or *review* (a reader who tried to break the\n"
-        "code). Each has a test.\n"
+        "jumping clocks), *old bugs* (the switch below) or *review* (a reader who tried to break\n"
+        "the code). Each has a test.\n"
     )
     for one in found:
         yield _item(f"- **{one['by']}**: {' '.join(one['what'].split())}")

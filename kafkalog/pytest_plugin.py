@@ -66,7 +66,7 @@ class Topic:
         return {
             row["key"]: row["value"]
             for batch in self.log.latest(self.name)
-            for row in batch.to_pylist()
+            for row in batch.select(["key", "value"]).to_pylist()
         }
 
     def clean(self, *, now_ms: int | None = None) -> list[CleanerStats]:

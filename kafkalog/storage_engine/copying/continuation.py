@@ -6,7 +6,8 @@
   equal offsets are equal.
 - A deletion was not cleaned away before it was copied. The source keeps a tombstone, and a marker,
   for `delete.retention.ms`. Later than that after the last copy, a cleaned section that is not
-  copied yet may lack deletions of records that are.
+  copied yet may lack deletions of records that are. The source may have had a smaller value before,
+  so that of the destination, which came with the first copy, counts too.
 
 The last rule is Kafka's for a follower, and for every reader of a compacted topic.
 """
@@ -16,7 +17,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.copying.copied_batches import PartitionToCopy
@@ -66,7 +66,8 @@ def check_partition(
 ) -> None:
     """Raise InvalidInputError unless the copy of a partition can go on.
 
-    `copied` has the time of the last whole copy of the topic (its batch id).
+    `copied` has the time of the last whole copy of the topic (its batch id). Raises
+    OffsetOutOfRangeError if a log start has risen since `wanted` was found out.
     """
     held = known.partitions[wanted.partition]
     place = f"{destination.root}: {wanted.name}"
@@ -79,12 +80,13 @@ def check_partition(
     if wanted.start == wanted.end or first >= wanted.start:
         return
     cleaned_to = found.partitions[wanted.partition].cleaned_to
-    retention_ms = TopicConfig.parse(found.config).delete_retention_ms
+    retention_ms = wanted.deletions_ms
     if cleaned_to > wanted.start and (copied is None or now_ms - copied.batch_id >= retention_ms):
         raise InvalidInputError(
             f"{place} ends at offset {wanted.start}, and the log of {source.root} is cleaned up to "
             f"{cleaned_to}, so that deletions may be missing between (expected a copy every "
-            f"{retention_ms} ms, which is delete.retention.ms). Copy to a new destination."
+            f"{retention_ms} ms, which is the smaller delete.retention.ms of both logs). Copy to a "
+            "new destination."
         )
     _check_end(source, destination, wanted, first, is_cleaned=cleaned_to > first)
 
@@ -124,13 +126,25 @@ def _last_batch(log: LogEngine, wanted: PartitionToCopy) -> tuple[int, int] | No
     return None
 
 
-def _records(log: LogEngine, wanted: PartitionToCopy, start: int) -> dict[int, dict[str, Any]]:
-    found = log.read(
+def _records(log: LogEngine, wanted: PartitionToCopy, start: int) -> dict[int, tuple[Any, ...]]:
+    """Return the columns of all records from `start` on, by their offsets."""
+    import pyarrow as pa
+
+    found: dict[int, tuple[Any, ...]] = {}
+    for rows in log.read(
         wanted.topic,
         wanted.partition,
         start,
         wanted.start,
         include_headers=True,
         isolation_level="read_uncommitted",
-    )
-    return {row["offset"]: row for rows in found for row in rows.to_pylist()}
+    ):
+        # Epoch numbers also hold times outside Python's calendar.
+        columns = [
+            (each.cast(pa.int64()) if pa.types.is_timestamp(each.type) else each).to_pylist()
+            for each in rows.columns
+        ]
+        found.update(
+            zip(rows.column("offset").to_pylist(), zip(*columns, strict=True), strict=True)
+        )
+    return found

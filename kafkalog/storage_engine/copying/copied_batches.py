@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
 
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
@@ -60,11 +60,18 @@ class PartitionToCopy:
     """The source when this was found out."""
     copied_ms: int
     """How long before that the last copy began, in ms; -1 if the destination has no records."""
+    deletions_ms: int
+    """How long both sides' configs let deletions stay (`deletions_stay_ms`)."""
 
     @property
     def name(self) -> str:
         """The name of the partition."""
         return f"{self.topic}-{self.partition}"
+
+
+def deletions_stay_ms(*topics: TopicState) -> int:
+    """Return the smallest `delete.retention.ms` of a topic's states."""
+    return min(TopicConfig.parse(topic.config).delete_retention_ms for topic in topics)
 
 
 def copied_runs(
@@ -74,13 +81,14 @@ def copied_runs(
 
     Each comes with whether it is the last one, which knows the source's producers. It reaches to
     the end, or further. A cleaner of the source may pass the end meanwhile. Older records of keys
-    are gone then, so the runs go on to the log end as it is by now. Raises InvalidInputError for
-    messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner had the time to remove
-    deletions of what was copied.
+    are gone then, so the runs go on to the log end as it is by now. The log start may rise
+    meanwhile; each run has that of its snapshot, below which records may be missing. Raises
+    InvalidInputError for messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner had
+    the time to remove deletions of what was copied.
     """
     data = bytearray()
     start = position = wanted.start
-    end = wanted.end
+    end, log_start = wanted.end, wanted.log_start
     before: Moment | None = wanted.planned if wanted.copied_ms >= 0 else None
     run = CopiedRun(
         wanted.topic,
@@ -88,30 +96,30 @@ def copied_runs(
         wanted.partition,
         start,
         start,
-        min(wanted.log_start, start),
+        min(log_start, start),
         b"",
         source=f"{source.root}: {wanted.name}",
     )
     while True:
-        first = max(position, wanted.log_start)
+        first = max(position, log_start)
         with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
             _topic(source, wanted)  # the one of these segments
             before = before or Moment.of(snapshot.state)
             run = replace(run, stable=snapshot.state.last_stable_offset)
-            for chunk in snapshot.chunks(first, end):
-                piece, next_offset = _batches(chunk, position)
-                if data and len(data) + len(piece) > room():
-                    log_start = min(wanted.log_start, position)
-                    yield (
-                        replace(
-                            run, start=start, end=position, log_start=log_start, data=bytes(data)
-                        ),
-                        False,
-                    )
-                    data.clear()
-                    start = position
-                data += piece
-                position = max(position, next_offset)
+            log_start = max(log_start, snapshot.state.log_start_offset)
+            try:
+                for chunk in snapshot.chunks(min(max(position, log_start), end), end):
+                    piece, next_offset = _batches(chunk, position)
+                    if data and len(data) + len(piece) > room():
+                        yield _run(run, start, position, log_start, data), False
+                        data.clear()
+                        start = position
+                    data += piece
+                    position = max(position, next_offset)
+            except OffsetOutOfRangeError as fault:
+                if fault.log_start <= log_start:
+                    raise
+                continue  # retention has taken segments that were not open yet
         topic = _topic(source, wanted)
         state = topic.partitions[wanted.partition]
         position = end = max(position, end)
@@ -123,8 +131,12 @@ def copied_runs(
     producers = source.producers(wanted.topic, wanted.partition)
     if producers is not None and producers.end_offset == end:
         run = replace(run, producers=list(producers.entries.values()))
-    log_start = min(wanted.log_start, end)
-    yield replace(run, start=start, end=end, log_start=log_start, data=bytes(data)), True
+    yield _run(run, start, end, log_start, data), True
+
+
+def _run(run: CopiedRun, start: int, end: int, log_start: int, data: bytearray) -> CopiedRun:
+    log_start = min(log_start, end)
+    return replace(run, start=start, end=end, log_start=log_start, data=bytes(data))
 
 
 def _topic(source: LogEngine, wanted: PartitionToCopy) -> TopicState:
@@ -145,13 +157,13 @@ def _check_deletions(
 
     The source keeps a tombstone, and a marker, for `delete.retention.ms` (`continuation`).
     """
-    retention_ms = TopicConfig.parse(topic.config).delete_retention_ms
+    retention_ms = min(wanted.deletions_ms, deletions_stay_ms(topic))
     elapsed_ms = (time.monotonic() - before.time_s) * 1000 + max(0, wanted.copied_ms)
     if elapsed_ms >= retention_ms:
         raise StorageError(
             f"{source.root}: {wanted.name} was cleaned while it was copied, so that deletions may "
-            f"be missing (expected a copy every {retention_ms} ms, which is delete.retention.ms). "
-            "Copy to a new destination."
+            f"be missing (expected a copy every {retention_ms} ms, which is the smaller "
+            "delete.retention.ms of both logs). Copy to a new destination."
         )
 
 

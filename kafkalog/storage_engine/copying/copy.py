@@ -17,13 +17,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.copying import continuation
 from kafkalog.storage_engine.copying.copied_batches import (
     COMMIT_BYTES,
     Moment,
     PartitionToCopy,
     copied_runs,
+    deletions_stay_ms,
 )
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -65,17 +66,40 @@ def copy(
     destination.check_writable()
     if source.root == destination.root:
         raise InvalidInputError(f"{source.root}: a log cannot be copied to itself. Name another.")
-    state = source.state()
-    found = [state.topic(name) for name in sorted({*(state.topics if topics is None else topics)})]
-    known = {each.name: continuation.check_topic(source, each, destination) for each in found}
-    held = destination.state()
-    wanted = [
-        each for topic in found for each in _wanted(source, destination, topic, held, now_ms=now_ms)
-    ]
-    _create(destination, [topic for topic in found if known[topic.name] is None], wanted, now_ms)
+    found, new, wanted = _planned(source, destination, topics, now_ms=now_ms)
+    _create(destination, new, wanted, now_ms)
     copied = _Copying(source, destination, now_ms, progress).run(wanted)
     _note(destination, found, now_ms)
     return copied
+
+
+def _planned(
+    source: LogEngine,
+    destination: LogEngine,
+    topics: Collection[str] | None,
+    *,
+    now_ms: int,
+) -> tuple[list[TopicState], list[TopicState], list[PartitionToCopy]]:
+    """Return the topics to copy, those that the destination lacks, and the checked partitions."""
+    while True:
+        state = source.state()
+        names = sorted({*(state.topics if topics is None else topics)})
+        found = [state.topic(name) for name in names]
+        new = [
+            each for each in found if continuation.check_topic(source, each, destination) is None
+        ]
+        held = destination.state()
+        try:
+            wanted = [
+                each
+                for topic in found
+                for each in _wanted(source, destination, topic, held, now_ms=now_ms)
+            ]
+        except OffsetOutOfRangeError:
+            if (source.state().number, destination.state().number) == (state.number, held.number):
+                raise
+            continue  # a log start has risen since
+        return found, new, wanted
 
 
 def _wanted(
@@ -88,7 +112,7 @@ def _wanted(
         if known is not None:
             start = known.partitions[number].high_watermark
         else:
-            start = _first_offset(source, topic.name, number)
+            start = min(state.high_watermark, _first_offset(source, topic.name, number))
         each = PartitionToCopy(
             topic.name,
             topic.topic_id,
@@ -98,6 +122,7 @@ def _wanted(
             state.log_start_offset,
             Moment.of(state),
             _copied_ms(known, number, copied, now_ms),
+            deletions_stay_ms(topic, known or topic),
         )
         if known is not None:
             continuation.check_partition(

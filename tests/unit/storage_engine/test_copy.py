@@ -10,7 +10,7 @@ import dataclasses
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,10 @@ from kafkalog.storage_engine.copying.copy import CopiedPartition, copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import ABORT, BatchBuilder, batch, joined, marker
 from tests.builders.message_builder import message
@@ -430,6 +432,30 @@ def test_a_source_that_may_have_lost_deletions_since_the_last_copy_is_refused(
     assert latest(destination) == latest(source)
 
 
+def test_deletions_that_went_before_their_retention_was_raised_are_missed(
+    source: Engine, destination: LogEngine
+) -> None:
+    source.alter_topic("t", {"delete.retention.ms": "0"})
+    source.append("t", [("a", "1"), ("b", "2")], now_ms=NOW_MS)
+    copied(source, destination)
+    source.append("t", [("a", None), ("c", "3")], now_ms=NOW_MS)
+    for later_ms in (1, 2):
+        manager.clean(source, "t", force=True, now_ms=NOW_MS + later_ms)
+    source.alter_topic("t", {"delete.retention.ms": str(DAY_MS)})
+    assert "expected a copy every 0 ms" in refusal(source, destination, NOW_MS + 3)
+
+
+def test_records_of_times_beyond_the_calendar_are_compared(
+    source: Engine, destination: LogEngine
+) -> None:
+    for first in range(0, 30, 10):
+        data = batch(first, 10, timestamp=1000 * NOW_MS).data
+        source.append_raw("t", 0, data, now_ms=NOW_MS)
+        manager.clean(source, "t", force=True, now_ms=NOW_MS)
+        copied(source, destination)
+    assert ends(destination) == ends(source) == (0, 30, 30)
+
+
 def test_messages_of_old_formats_are_refused(tmp_path: Path, destination: LogEngine) -> None:
     broker = BrokerRoot(tmp_path / "broker")
     directory = broker.partition("t-0", (0,), 0)
@@ -624,6 +650,105 @@ def test_a_copy_ends_though_the_first_dirty_offset_lies_above_the_end(
 
 def ends_of(log: LogEngine, topic: str) -> int:
     return log.describe(topic).partitions[0].high_watermark
+
+
+def delete_all_below(source: Engine, offset: int) -> None:
+    source.delete_records("t", 0, offset, now_ms=NOW_MS)
+    source.apply_retention("t", now_ms=NOW_MS)
+
+
+def watch_commits(destination: LogEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let each commit of a copy have one chunk; return where the log begins after each."""
+    for module in (copied_batches, copies):
+        monkeypatch.setattr(module, "COMMIT_BYTES", 1)
+    append, found = destination.append_copied, []
+
+    def append_and_look(*given: Any, **more: Any) -> int:
+        rows = append(*given, **more)
+        found.append(ends(destination)[0])
+        return rows
+
+    monkeypatch.setattr(destination, "append_copied", append_and_look)
+    return found
+
+
+def test_a_copy_takes_a_log_start_that_moved_while_it_read(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newer record of a key is gone with it, and the copy has the older one."""
+    source.alter_topic("t", {"segment.bytes": "100"})
+    appends(source, "t", "k", "j")
+    copied(source, destination)
+    appends(source, "t", "k", *"jjjjjjjjj")
+    create, found = copies._create, watch_commits(destination, monkeypatch)
+
+    def meanwhile(*given: Any) -> None:
+        delete_all_below(source, 6)
+        create(*given)
+
+    monkeypatch.setattr(copies, "_create", meanwhile)
+    copied(source, destination)
+    assert len(found) > 3
+    assert {*found} == {6}
+    assert latest(destination) == latest(source)
+
+
+def test_a_copy_goes_on_behind_segments_that_went_before_it_opened_them(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
+    source.alter_topic("t", {"segment.bytes": "100"})
+    appends(source, "t", *"kjjjjjjjjjjj")
+    found = watch_commits(destination, monkeypatch)
+    copy(source, destination, now_ms=NOW_MS, progress=lambda *_: delete_all_below(source, 8))
+    assert (found[0], found[-1]) == (0, 8)
+    assert ends(destination) == ends(source)
+    assert latest(destination) == latest(source)
+
+
+def after_the_state(
+    source: Engine, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Let something happen right after a copy has read the source's state."""
+    state = source.state
+
+    def state_and_work() -> State:
+        found = state()
+        monkeypatch.setattr(source, "state", state)
+        work()
+        return found
+
+    monkeypatch.setattr(source, "state", state_and_work)
+
+
+@pytest.mark.parametrize("before", [4, 7, 12, 16])
+def test_a_log_start_that_moves_while_a_copy_is_checked_is_taken(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch, before: int
+) -> None:
+    for _ in range(2):
+        appends(source, "t", *"abcdabcd")
+        manager.clean(source, "t", force=True, now_ms=NOW_MS)
+        if not destination.topics():
+            copied(source, destination)
+    after_the_state(source, lambda: source.delete_records("t", 0, before), monkeypatch)
+    copied(source, destination)
+    assert ends(destination) == (before, 16, 16)
+    assert latest(destination) == latest(source)
+
+
+def test_a_first_copy_whose_end_the_log_start_passes_is_empty(
+    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appends(source, "t", "a", "b")
+
+    def work() -> None:
+        appends(source, "t", "c", "d")
+        delete_all_below(source, 4)
+
+    after_the_state(source, work, monkeypatch)
+    assert copied(source, destination) == CopiedPartition("t", 0, 2, 2, 0)
+    copied(source, destination)
+    assert ends(destination) == (4, 4, 4)
 
 
 def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_with_the_one_before(

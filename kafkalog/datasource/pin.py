@@ -120,7 +120,8 @@ def refuse_passed(
     """Return a check that refuses a state whose log may lack records of the pinned moment.
 
     A view of the latest records needs that no cleaning has passed its end. A changelog needs all
-    records, so it refuses any swap since the pin. Without a pin nothing is refused.
+    records, so it refuses any swap since the pin. Without a pin nothing is refused. A log start
+    beyond the end is data loss, which the read reports.
     """
     topic, number = wanted.partition
 
@@ -132,7 +133,9 @@ def refuse_passed(
             raise InvalidInputError(f"topic {topic!r} was deleted and created again: read again")
         now = state.partitions[number]
         is_passed = (
-            now.cleaned_to > wanted.end if options.latest_view else now.swapped_at > pin.number
+            now.is_cleaned_beyond(wanted.end)
+            if options.latest_view
+            else now.swapped_at > pin.number
         )
         if is_passed:
             raise MomentPassedError(

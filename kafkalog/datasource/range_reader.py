@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -59,7 +59,7 @@ class SnapshotPartition(OffsetRangePartition):
 
     def check(self, state: PartitionState) -> None:
         """Raise MomentPassedError if a cleaner has passed the end since it was planned."""
-        if state.cleaned_to > self.range.end and not self.is_passed:
+        if state.is_cleaned_beyond(self.range.end) and not self.is_passed:
             raise MomentPassedError(
                 f"{self.range.partition}: the view is as of offset {self.range.end}, and by now "
                 f"the log is cleaned up to offset {state.cleaned_to}; start the query again"
@@ -123,6 +123,8 @@ class RangeReader:
                 return
             if isinstance(partition, SnapshotPartition):
                 partition.check(snapshot.state)
+                if snapshot.state.log_start_offset > wanted.end:  # the view is lost as a whole
+                    wanted = replace(wanted, from_earliest=False)
             if is_snapshot or self.options.latest_view:
                 yield from self._latest(snapshot, wanted, is_of_stream=is_snapshot)
             else:

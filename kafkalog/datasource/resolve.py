@@ -3,8 +3,9 @@
 A time for all partitions is stronger than times per partition, and those than offsets
 (`SourceOptions`), separately for start and end. Spark: KafkaOffsetReader.fetchPartitionOffsets.
 
-A time means the first record at or after it that readers of the isolation level see. Looking it up
-reads a batch or two per partition.
+A time means the first record at or after it; aborted records and markers count too, as in Kafka.
+No record matches if readers of the isolation level do not see that one yet. Looking it up reads a
+batch or two per partition.
 """
 
 from __future__ import annotations
@@ -73,16 +74,23 @@ def no_offset_matched(
 def ending_offsets(
     store: LogStore, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
-    """Return the end of each assigned partition; -1 if no option gives it or nothing matches.
+    """Return the end of each assigned partition; -1 if no option gives it.
 
+    A time that no record matches gives the present end: later records do not belong to the read.
     Raises InvalidInputError for options that do not name exactly the assigned partitions.
     """
     wanted = sorted(assigned)
     if options.ending_time is None:
         return options.batch_end.offsets(wanted, option="endingOffsets")
     times = options.ending_time.times(wanted, option=_by_time(options.ending_time, "ending"))
+    state = store.state()  # before the look-up, which may see later records
     found = offsets_for_times(store, times, isolation_level=options.isolation_level)
-    return {p: LATEST if offset is None else offset for p, offset in found.items()}
+    return {
+        p: options.latest_offset(state.topic(p.topic).partitions[p.partition])
+        if offset is None
+        else offset
+        for p, offset in found.items()
+    }
 
 
 def _by_time(given: StartOrEndTime, side: str) -> str:

@@ -7,6 +7,7 @@ from the beginning of the log. Invariants:
   rows or the new ones.
 - A generation is removed only after a later one has reached the table.
 - One process at a time runs a view.
+- No micro-batch begins if the topic was created again since the generation began.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.upsert import Upsert
 from kafkalog.sink.views.generations import Generations
 from kafkalog.sink.views.live_keys import has_live_keys
-from kafkalog.sink.views.view_fitness import check_owned, is_emptied, position_of, reason_to_rebuild
+from kafkalog.sink.views.view_fitness import (
+    check_owned,
+    is_emptied,
+    position_of,
+    reason_to_rebuild,
+    recreation,
+)
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.log.log_store import LogStore
@@ -147,8 +154,9 @@ class KTableView:
         if self._spark is None:
             raise InvalidInputError("this view was made without a Spark session; it cannot start")
         with self._mutex:
-            if self._query is not None and self._query.isActive and not rebuild:
-                return self._query
+            query = self._query
+            if query is not None and query.isActive and not (rebuild or self._recreation()):
+                return query
             self._end_query()
             self._lock()
             try:
@@ -205,7 +213,8 @@ class KTableView:
 
         The default is the current end of the log. Raises the query's own exception if it dies,
         StorageError if it was stopped, and TimeoutError after `timeout_s`; the last two say what is
-        missing.
+        missing. Raises StorageError also if this object runs the query and the topic was created
+        again.
         """
         ends = {number: self._end(state) for number, state in self._topic_state().present()}
         offsets = ends if offsets is None else offsets
@@ -219,7 +228,8 @@ class KTableView:
             # Ask first: the query may finish while we look.
             is_over = self._was_stopped or (query is not None and not query.isActive)
             looks = time.monotonic()
-            missing = self._missing(offsets)
+            position = self._position()[1]
+            missing = self._missing(offsets, position)
             looked_s = time.monotonic() - looks
             if not missing:
                 return
@@ -229,14 +239,16 @@ class KTableView:
                 if fault is not None:
                     raise fault
                 raise StorageError(f"{where}: its query has stopped; still missing: {missing}")
+            if query is not None and position is None and (reason := self._recreation()):
+                # The query does not notice it itself if the new topic is shorter.
+                raise StorageError(f"{where}: {reason}. Start the view again.")
             if until is not None and time.monotonic() >= until:
                 raise TimeoutError(
                     f"{where}: after {timeout_s} s there is still missing: {missing}"
                 )
             time.sleep(max(_POLL_S, looked_s))  # a look at Delta's history takes Spark's cores
 
-    def _missing(self, offsets: Mapping[int, int]) -> str:
-        position = self._position()[1]
+    def _missing(self, offsets: Mapping[int, int], position: Position | None) -> str:
         applied = {} if position is None else position.end_offsets.get(self.topic, {})
         return ", ".join(
             f"{self.topic}-{number} from {applied.get(str(number), 0)} to {offset}"
@@ -248,7 +260,7 @@ class KTableView:
         """Return the query's id and position; no position if the topic was created again."""
         query_id, position = position_of(self.target, self._generations)
         number = self._generations.current()
-        if number is None or self._generations.topic(number)[1] != self._topic_state().topic_id:
+        if recreation(self._generations, number, self._topic_state()):
             return query_id, None
         return query_id, position
 
@@ -256,8 +268,17 @@ class KTableView:
         with self._log() as log:
             return log.describe(self.topic)
 
+    def _recreation(self) -> str | None:
+        with self._log() as log:
+            topic = log.state().topics.get(self.topic)
+        return recreation(self._generations, self._generations.current(), topic)
+
     def _log(self) -> LogStore:
-        return opened_for_spark({**self.options, "path": self.path})
+        return opened_for_spark(self._log_options)
+
+    @property
+    def _log_options(self) -> Mapping[str, str]:
+        return {**self.options, "path": self.path}
 
     def _end(self, state: PartitionState) -> int:
         return state.high_watermark if self._reads_uncommitted else state.last_stable_offset
@@ -351,7 +372,8 @@ class KTableView:
         self.target.replace_first = True
         self.target.refuses_gaps = True
         self._generations.remove_cut_short_plan(number)
-        apply = _Apply(self.target, self._generations, number, run_id=str(uuid4()))
+        run_id = str(uuid4())
+        apply = _Apply(self.target, self._generations, number, run_id, self._log_options)
         writer = changes.writeStream.foreachBatch(apply)
         writer = writer.option("checkpointLocation", f"file://{self._generations.path(number)}")
         if self.name is not None:
@@ -372,9 +394,14 @@ class _Apply:
     generations: Generations
     number: int
     run_id: str
+    log_options: Mapping[str, str]
 
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
+        with opened_for_spark(self.log_options) as log:
+            topic = log.state().topics.get(self.generations.topic(self.number)[0])
+        if reason := recreation(self.generations, self.number, topic):
+            raise StorageError(f"{self.target.where}: {reason}. Start the view again.")
         query_id = self.generations.query_id(self.number)
         assert query_id is not None, "Spark names a query before its first micro-batch"
         checkpoint = self.generations.path(self.number)

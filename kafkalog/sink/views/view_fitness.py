@@ -15,7 +15,7 @@ from kafkalog.sink.views.generations import Generations
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
-__all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild"]
+__all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild", "recreation"]
 
 
 def position_of(target: Upsert, generations: Generations) -> tuple[str | None, Position | None]:
@@ -41,6 +41,18 @@ def check_owned(target: Upsert, generations: Generations) -> None:
     )
 
 
+def recreation(
+    generations: Generations, number: int | None, topic: TopicState | None
+) -> str | None:
+    """Return that a topic was created again since a generation began; None if it was not.
+
+    The generation may not exist yet, and the topic may be gone.
+    """
+    if number is None or topic is None or generations.topic(number)[1] == topic.topic_id:
+        return None
+    return f"topic {topic.name} was deleted and created again"
+
+
 def reason_to_rebuild(
     target: Upsert,
     generations: Generations,
@@ -53,8 +65,8 @@ def reason_to_rebuild(
     query_id, position = position_of(target, generations)
     committed = generations.last_committed(number)
     checkpoint = generations.path(number)
-    if generations.topic(number)[1] != topic.topic_id:
-        return f"topic {topic.name} was deleted and created again"
+    if (reason := recreation(generations, number, topic)) is not None:
+        return reason
     if position is None:
         if committed is None:
             return None

@@ -58,6 +58,10 @@ class PartitionState:
         """A snapshot must not end below: the cleaner may have removed records under this offset."""
         return max(self.first_dirty_offset, self.cleaning_offset)
 
+    def is_cleaned_beyond(self, end: int) -> bool:
+        """Return whether a cleaning has gone beyond an offset, and the log start has not."""
+        return self.log_start_offset <= end < self.cleaned_to
+
 
 _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
 

@@ -39,9 +39,10 @@ def view(spark: Any, log: Path, tmp_path: Path) -> Iterator[KTableView]:
     made.stop()
 
 
-def view_of(spark: Any, log: Path, tmp_path: Path) -> KTableView:
+def view_of(spark: Any, log: Path, tmp_path: Path, **options: str) -> KTableView:
     target = SQLiteUpsert(tmp_path / "view.db", "stock", schema="n int", key_type="string")
-    return KTableView(spark, log, "t", target, checkpoint=tmp_path / "views" / "stock")
+    checkpoint = tmp_path / "views" / "stock"
+    return KTableView(spark, log, "t", target, checkpoint=checkpoint, options=options)
 
 
 def wait_for_generation(tmp_path: Path, number: str) -> None:
@@ -108,6 +109,27 @@ def test_a_table_lost_under_a_running_view_ends_the_query_and_is_rebuilt(
     view.wait_until(timeout_s=120)
     assert table(tmp_path / "view.db") == [("a", 3), ("b", 2), ("c", 4)]
     wait_for_generation(tmp_path, "3")
+
+
+def test_a_topic_created_again_under_a_running_view_ends_the_query_and_is_rebuilt(
+    spark: Any, log: Path, tmp_path: Path
+) -> None:
+    view = view_of(spark, log, tmp_path, failOnDataLoss="false")
+    query = view.start()
+    view.wait_until(timeout_s=120)
+    with open_engine(log) as engine:
+        engine.delete_topic("t")
+        engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
+    append(log, ["x", "y", "z", "u"], ['{"n":7}'] * 4, [0, 0, 0, 1])
+    with pytest.raises(Exception, match=r"created again\. Start the view again\."):
+        query.awaitTermination(120)
+    assert table(tmp_path / "view.db") == [("a", 3), ("b", 2)]
+    with pytest.raises(Exception, match=r"created again\. Start the view again\."):
+        view.wait_until()
+    view.start()
+    view.wait_until(timeout_s=120)
+    view.stop()
+    assert table(tmp_path / "view.db") == [("u", 7), ("x", 7), ("y", 7), ("z", 7)]
 
 
 def test_a_later_deletion_in_another_partition_wins_over_an_earlier_value(

@@ -15,6 +15,7 @@ from kafkalog.datasource.range_reader import OffsetRangePartition
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.engine import Engine
 from tests.builders.batch_builder import at_times, joined
+from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, append_to, numbered, rows, source
 
 
@@ -70,6 +71,23 @@ def test_a_fixed_end_does_not_move(tmp_path: Path) -> None:
     options = {"startingOffsets": '{"t":{"0":1}}', "endingOffsets": '{"t":{"0":3}}'}
 
     assert [row["offset"] for row in read(tmp_path, **options)] == [1, 2]
+
+
+@pytest.mark.parametrize("view", ["changelog", "latest"])
+@pytest.mark.parametrize(
+    "end", [{"endingTimestamp": "5000"}, {"endingOffsetsByTimestamp": '{"t":{"0":5000}}'}]
+)
+def test_an_end_by_time_does_not_move_once_a_record_has_that_time(
+    tmp_path: Path, view: str, end: dict[str, str]
+) -> None:
+    log = LogBuilder(tmp_path).topic()
+    log.append((b"a", b"before"), timestamp_ms=1_000)
+    data_source = source(tmp_path, view=view, **end)
+    reader = data_source.reader(data_source.schema())
+    planned = reader.partitions()
+    log.append((b"a", b"after"), timestamp_ms=9_000).close()
+
+    assert [row["value"] for row in rows(reader, planned)] == [b"before"]
 
 
 def test_pieces_keep_open_ends_at_the_edges_only(tmp_path: Path) -> None:

@@ -456,6 +456,26 @@ def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) 
         assert values(rows(*strict)) == {b"b": b"0"}
 
 
+def test_a_pinned_view_below_the_log_start_is_a_loss(tmp_path: Path) -> None:
+    with Engine(tmp_path) as engine:
+        engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
+        engine.append("t", [("a", "0"), ("b", "0")])
+    strict = planned(tmp_path, **LATEST)
+    lenient = planned(tmp_path, failOnDataLoss="false", **LATEST)
+    with task("1"):
+        assert len(rows(*strict)) == 2
+    with Engine(tmp_path) as engine:
+        engine.append("t", [("a", "1"), ("b", "1")])
+        engine.delete_records("t", 0, 3)
+
+    with task("1"):
+        with pytest.raises(DataLossError, match=r"wanted the offsets \[0, 2\), available .*\[3, 4"):
+            rows(*strict)
+        assert rows(*lenient) == []
+    with task("2"):
+        assert values(rows(*strict)) == {b"b": b"1"}
+
+
 def test_a_topic_created_anew_is_not_the_one_of_the_moment(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
     reader, partitions = planned(tmp_path)

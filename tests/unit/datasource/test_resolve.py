@@ -83,6 +83,19 @@ def test_a_record_of_an_open_transaction_is_found_by_who_sees_it_alone(tmp_path:
     assert found(2_000, "read_committed") == 2
 
 
+@pytest.mark.parametrize(("level", "end"), [("read_committed", 1), ("read_uncommitted", 3)])
+def test_an_end_that_no_record_matches_is_the_latest_of_the_isolation_level(
+    tmp_path: Path, level: str, end: int
+) -> None:
+    engine = Engine(tmp_path)
+    engine.create_topic("t", 1, {"cleanup.policy": "delete"})
+    opened = at_times(1, (2_000, 2_000), producer_id=7, transactional=True)
+    engine.append_raw("t", 0, joined([at_times(0, (1_000,)), opened]), now_ms=5_000)
+    given = options(endingTimestamp="9000", **{"kafka.isolation.level": level})
+
+    assert ending_offsets(engine, given, T[:1]) == {T[0]: end}
+
+
 def test_a_topic_that_is_gone_is_an_error(engine: Engine) -> None:
     gone = {TopicPartition("x", 0): 1}
     with pytest.raises(UnknownTopicError, match="'x' does not exist"):
@@ -116,9 +129,9 @@ def test_an_end_that_no_record_matches_is_the_latest(engine: Engine) -> None:
     assert ending_offsets(engine, options(endingTimestamp="2500"), T) == {
         T[0]: 3,
         T[1]: 1,
-        T[2]: LATEST,
+        T[2]: 0,
     }
-    assert ending_offsets(engine, by_time, T) == {T[0]: 1, T[1]: LATEST, T[2]: LATEST}
+    assert ending_offsets(engine, by_time, T) == {T[0]: 1, T[1]: 3, T[2]: 0}
 
 
 def test_without_an_option_a_start_is_the_earliest_and_an_end_is_the_latest(

@@ -17,7 +17,7 @@ from kafkalog.datasource import snapshot
 from kafkalog.datasource.offsets import Offsets
 from kafkalog.datasource.range_reader import SnapshotPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
-from kafkalog.errors import InvalidInputError, MomentPassedError
+from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
@@ -226,6 +226,23 @@ def test_a_view_that_nothing_holds_is_refused_once_a_cleaner_has_passed_it(
     cleaned_beyond(tmp_path)
     with pytest.raises(MomentPassedError, match=r"as of offset 3, .* start the query again$"):
         rows(reader, planned)
+
+
+def test_a_view_below_the_log_start_is_a_loss(tmp_path: Path) -> None:
+    append(tmp_path, OLD)
+    strict, lenient = planned(stream(tmp_path)), planned(stream(tmp_path, failOnDataLoss="false"))
+    append(tmp_path, {b"a": b"1", b"b": b"1", b"c": b"1"})
+    with Engine(tmp_path) as engine:
+        engine.alter_topic("t", {"cleanup.policy": "compact,delete"})
+        engine.delete_records("t", 0, 5)
+
+    with pytest.raises(DataLossError, match=r"wanted the offsets \[0, 3\), available .*\[5, 6\)"):
+        rows(*strict)
+    reader = lenient[0]
+    assert rows(*lenient) == []
+    end = {"t": {"0": 3}}
+    later = rows(reader, reader.partitions(end, reader.latestOffset(end, ALL)))
+    assert table(later) == {b"c": b"1"}
 
 
 def test_a_batch_as_of_an_offset_that_a_cleaner_has_passed_names_the_offsets_to_ask_for(

@@ -23,7 +23,7 @@ from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from kafkalog.sink.views.generations import Generations
-from kafkalog.sink.views.table_view import KTableView
+from kafkalog.sink.views.table_view import KTableView, _Apply
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, reason_to_rebuild
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.metadata.state import TopicState
@@ -88,6 +88,11 @@ class Place:
         with closing(sqlite3.connect(self.database)) as connection, connection:
             connection.execute("DELETE FROM stock")
 
+    def recreate_topic(self) -> None:
+        with Engine(self.log) as engine:
+            engine.delete_topic("t")
+            engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
+
     def reason(self, now_ms: int = NOW, **state: int) -> str | None:
         topic = self.topic()
         first = dataclasses.replace(topic.partitions[0], **state)
@@ -139,9 +144,7 @@ def test_a_table_or_checkpoint_from_a_backup_is_rebuilt(
 def test_a_topic_made_anew_is_rebuilt(place: Place) -> None:
     place.add_generation("q", 2)
     place.apply("q", 2, 5)
-    with Engine(place.log) as engine:
-        engine.delete_topic("t")
-        engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
+    place.recreate_topic()
     assert place.reason() == "topic t was deleted and created again"
 
 
@@ -277,9 +280,7 @@ def test_a_table_put_back_without_its_position_is_the_views_own(place: Place) ->
 def test_a_position_in_a_topic_that_is_no_more_counts_for_nothing(place: Place) -> None:
     place.add_generation("q", 2)
     place.apply("q", 2, 6)
-    with Engine(place.log) as engine:
-        engine.delete_topic("t")
-        engine.create_topic("t", partitions=2)
+    place.recreate_topic()
     place.append(3)
     assert place.view().progress().lag == 3
     with pytest.raises(TimeoutError, match="still missing: t-0 from 0 to 3"):
@@ -391,6 +392,55 @@ def test_stop_ends_the_waiting(place: Place) -> None:
     later.join()
     with pytest.raises(StorageError, match="its query has stopped; still missing"):
         view.wait_until(timeout_s=60)
+
+
+def test_no_micro_batch_mixes_a_topic_with_the_one_created_after_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(
+        SQLiteUpsert, "take", lambda upsert, df, batch_id, *more: taken.append(batch_id)
+    )
+    number = place.add_generation("q", 0)
+    plans = place.generations.path(number) / "offsets"
+    plans.mkdir()
+    (plans / "1").write_text('v1\n{}\n{"t":{"0":6,"1":0}}')
+    apply: Any = _Apply(place.target(), place.generations, number, "r", {"path": str(place.log)})
+    apply(None, 1)
+    place.recreate_topic()
+    with pytest.raises(
+        StorageError, match=r"topic t was .* created again\. Start the view again\."
+    ):
+        apply(None, 1)
+    with Engine(place.log) as engine:
+        engine.delete_topic("t")
+    apply(None, 1)  # `failOnDataLoss` says whether a topic that is gone ends the query
+    assert taken == [1, 1]
+
+
+def test_waiting_for_a_topic_that_was_created_again_under_the_query_ends(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add_generation("q", 0)
+    place.apply("q", 0, 6)
+    view = place.view(object())
+    running: Any = Stopped(None)
+    running.isActive = True
+    view._query = running
+    assert view.start() is running
+    place.recreate_topic()
+    place.append(3)
+    with pytest.raises(
+        StorageError, match=r"topic t was .* created again\. Start the view again\."
+    ):
+        view.wait_until(timeout_s=10)
+    monkeypatch.setattr(KTableView, "_start", lambda view, changes, number: number)
+    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes: None)
+    monkeypatch.setattr(KTableView, "_changes", lambda view, spark: spark)
+    started: Any = view.start()
+    assert started == 2
+    view._query = None
+    view.stop()
 
 
 @pytest.mark.parametrize("level", ["read_uncommitted", "READ_UNCOMMITTED "])

@@ -437,14 +437,22 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
         assert done.error is None and done.end_offset == 3
 
 
-def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+def pinned_views(
+    root: Path,
+) -> tuple[tuple[KafkaLogBatchReader, Any], tuple[KafkaLogBatchReader, Any]]:
+    """Two views of a and b that action 1 has pinned; the second one accepts data loss."""
+    with Engine(root) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
         engine.append("t", [("a", "0"), ("b", "0")])
-    strict = planned(tmp_path, **LATEST)
-    lenient = planned(tmp_path, failOnDataLoss="false", **LATEST)
+    strict = planned(root, **LATEST)
+    lenient = planned(root, failOnDataLoss="false", **LATEST)
     with task("1"):
         assert len(rows(*strict)) == 2
+    return strict, lenient
+
+
+def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) -> None:
+    strict, lenient = pinned_views(tmp_path)
     with Engine(tmp_path) as engine:
         engine.delete_records("t", 0, 1)
 
@@ -457,13 +465,7 @@ def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) 
 
 
 def test_a_pinned_view_below_the_log_start_is_a_loss(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
-        engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
-        engine.append("t", [("a", "0"), ("b", "0")])
-    strict = planned(tmp_path, **LATEST)
-    lenient = planned(tmp_path, failOnDataLoss="false", **LATEST)
-    with task("1"):
-        assert len(rows(*strict)) == 2
+    strict, lenient = pinned_views(tmp_path)
     with Engine(tmp_path) as engine:
         engine.append("t", [("a", "1"), ("b", "1")])
         engine.delete_records("t", 0, 3)

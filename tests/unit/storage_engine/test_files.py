@@ -337,6 +337,7 @@ def test_directories_are_made_with_those_above_them(tmp_path: Path) -> None:
         files.make_directories(tmp_path / "file")
 
 
+@needs_linux
 def test_a_directory_that_a_file_system_refuses_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):  # so says Linux of a new name in /proc
         files.make_directories(Path("/proc/kafkalog/log"))

@@ -52,7 +52,7 @@ class Count:
     @property
     def is_enough(self) -> bool:
         """Whether it was tried as often as a full run has to, or could not be tried at all."""
-        return self.count >= self.target or bool(self.skipped)
+        return self.count >= self.target or (bool(self.skipped) and not self.count)
 
 
 class Tally:

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--quick is a sample, and nothing to be written down")
     signal.signal(signal.SIGTERM, _ended)
     wrong, skipped, started = [], [], time.monotonic()
+    tried_on = machine()  # a later commit is not what the programs try
     everything = [name for name in PROGRAMS if not (options.quick and name in UNASKED)]
     names = options.programs or everything
     programs = Programs(options.seed, is_quick=options.quick)
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             skipped += [f"{name}: {count['skipped']}" for count in counts if count.get("skipped")]
             if options.write and counts:
                 results = Results.load()
-                results.add(name, counts, machine())
+                results.add(name, counts, tried_on)
                 results.save()
     finally:
         at_once.shutdown(wait=False, cancel_futures=True)

@@ -3,19 +3,22 @@
     python -m tests.torture.damage [--quick] [--all-bits] [--jobs N] [--only CASE]
 
 Two roots hold every kind of file that a log has: one is ours, the other is of a killed broker.
-After each damage the program reads everything in every way, and looks up keys and times. Some
-copies are also cleaned and appended to, or adopted. tests/unit/storage_engine/damage.py judges the
-results and defines its words: *whole*, *refused*, and for a broker's log *short* and *shifted*.
+After each damage the program reads all records in both isolation levels, and looks up keys and
+times. Some copies are also cleaned and appended to, or adopted. tests/unit/storage_engine/damage.py
+judges the results and defines its words: *whole*, *refused*, and for a broker's log *short* and
+*shifted*.
 
 Four more roots have the files beside the logs: key indexes, pins, staged files, and the old journal
 of a released log. They also have a controller's metadata, and the files that wait for the broker's
 return. The program does with each file what the file is for.
 tests/unit/storage_engine/damage_beside.py lists the harmless outcomes.
 
-One log more is in an object store, with each kind of object. `stored_damage` judges it.
+One log more is in an object store, with each kind of object. `stored_damage` judges it. Without its
+last commit it must be exactly what it was before that commit, and counts as *short*.
 
 A wrong record or answer, a record lost below the damage, an untyped error and a hang are
-violations. Two bits of each byte are flipped; with --all-bits all eight.
+violations. Two bits of each byte are flipped; with --all-bits all eight. Most of the zeros that a
+journal has for later commits are left out.
 """
 
 from __future__ import annotations

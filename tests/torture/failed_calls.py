@@ -18,8 +18,8 @@ and a call fails while the next process does it again.
 Every call that changes something fails. Single operations fail in every way in the plainest variant
 of the log. In the other variants, and for pairs of basic operations, each call fails in one way
 that is drawn. Looks and locks fail in one way: all of them in the plainest variant, some elsewhere.
-A dozen cases are drawn from each of the other pairs and of the longer sequences. The count names
-the number of all cases.
+Some of the other pairs, and longer sequences, are drawn, and a dozen cases of each. The table also
+says how many cases there would be if nothing were drawn.
 
 A case is `OPERATION+OPERATION@VARIANT:N:KIND:PROCESS`, where PROCESS is `same` or `new`, or `dead5`
 after a death 5 calls later. With `VARIANT!7` the first process has died before its call 7. The part

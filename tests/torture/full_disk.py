@@ -3,7 +3,7 @@
 A table in SQLite, its dead-letter topic and SQLite's temporary files are on a small disk (a tmpfs).
 Micro-batches with new, changed, deleted and bad records go there, by the call that Spark makes for
 each. For every one the disk is full at first, and then it has one block more each time, until the
-micro-batch lands. Each write of an upsert has thus been refused once.
+micro-batch lands. Each write of an upsert that needs a block has thus been refused once.
 
 After each refusal there is room again. The error must be one line that names the database or the
 log. The table and its position must be as before. The dead letters of the micro-batch must all be

@@ -4,8 +4,8 @@
     python -m tests.torture.fuzz --only FILE
 
 A decoder returns a value or raises a documented error. Anything else is a violation: another error,
-a death of the interpreter, more memory than its bound, or more than 2 s of CPU (20 s under
-`coverage`).
+a death of the interpreter, more memory than its bound (not measured under AddressSanitizer), or
+more than 2 s of CPU (20 s under `coverage`).
 
 Five engines share the seconds. These are CPU seconds of all jobs and all decoders together (an hour
 in a full run). The engine `coverage` (atheris) looks for inputs that reach new lines, with the
@@ -54,6 +54,9 @@ _SHARES: Final = {
 _REPLAYS: Final = ("replay", "replay-sanitizers")
 _CORPUS_MAX: Final = 300
 """Inputs of the coverage engine that the others begin with, the latest ones."""
+
+
+_NO_COVERAGE: Final = "the engine coverage: atheris is not installed; pip install -e '.[fuzz]'"
 
 
 @dataclass
@@ -213,6 +216,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.only:
         replay(Path(options.only), options, run)
     else:
+        if not (options.quick or options.engine or _has_atheris()):
+            print(f"fuzz: without {_NO_COVERAGE}", file=sys.stderr)
         fuzz(options, run)
         _show(run)
     run.tally.more["decoders"] = len(run.executions)
@@ -235,7 +240,7 @@ def _missing(run: Run, options: argparse.Namespace) -> list[str]:
     """Say what a full run has not done, of all that was asked for."""
     found = []
     if not (options.engine or _has_atheris()):
-        found.append("the engine coverage: atheris is not installed; pip install -e '.[fuzz]'")
+        found.append(_NO_COVERAGE)
     untried = {*(options.target or targets())} - {*run.executions}
     found += [f"no input of {name}" for name in sorted(untried)]
     spent = sum(run.seconds.values())

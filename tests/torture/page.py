@@ -116,10 +116,14 @@ def machine() -> dict[str, str]:
 
 
 def _library() -> str:
-    """Return git's name of the library's directory, which changes with the library alone."""
-    command = ["git", "rev-parse", "--short=10", "HEAD:kafkalog"]
-    found = subprocess.run(command, cwd=_HERE, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
+    """Return git's name of the library's directory, and whether its files are others now."""
+    name = _git("rev-parse", "--short=10", "HEAD:kafkalog").stdout.strip()
+    is_changed = _git("diff", "--quiet", "HEAD", "--", "../../kafkalog").returncode
+    return (name or "unknown") + (", changed" if is_changed else "")
+
+
+def _git(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *command], cwd=_HERE, capture_output=True, text=True, check=False)
 
 
 def _rows(result: Result) -> Iterator[str]:
@@ -223,22 +227,29 @@ each micro-batch once, however often it dies. Bad bytes raise an error and never
 record.
 
 This page says how these promises were tested, and how often. The command `make torture` runs all
-programs; it takes hours, and the power cuts need root. The command `make torture-quick` runs a
-sample in minutes. Both need a checkout with `make setup` done. One program runs with
-`.venv/bin/python -m tests.torture.PROGRAM`.
+programs; it takes hours. Power cuts and full disks need root. The command `make torture-quick` runs
+a sample in minutes. Both need a checkout with `make setup` done. A row is repeated with
+`.venv/bin/python -m tests.torture.PROGRAM --seed SEED`.
 
-A full run fails if it tries less than the named minimum. The seed determines the draws. It does not
-determine the moments of kills and power cuts, which depend on processes and a real clock. A
-violation names the command that repeats it alone. Many tests of the suite also kill processes, cut
-power and flip bytes; they are not counted here.
+A full run fails if it tries less than the named minimum. If the machine cannot run a program at
+all, the end names it as skipped. The seed determines the draws. It does not determine the moments
+of kills and power cuts, which depend on processes and a real clock. A violation names the command
+that repeats it alone. Many tests of the suite also kill processes, cut power and flip bytes; they
+are not counted here.
 
-Three rows are complete, so they draw nothing or little. Each byte of each kind of file is damaged.
-Each request of each operation on an object store is killed, and fails in each way. Each decoder is
-fuzzed, with more than an hour of a processor for all.
+Two rows try all places. Each file of each kind is cut at each byte, and two bits of each byte are
+flipped. Each request of each operation on an object store is killed, and fails in each way; its
+pairs of operations are drawn. The fuzzer has an hour of a processor for all decoders together.
 
-A damaged log is *whole* if it reads as before, and *refused* if an error names the damage. A
-broker's log, whose gaps nobody has listed, may also be *short*: it reads as if it ended at the
-damage. It is *shifted* if a batch has the offsets of a gap beside it, as no checksum covers them.
+A damaged log is *whole* if it reads as before. It is *refused* if an error names the damage, or a
+notice of the adoption does. It is *short* if it reads as if it ended earlier. That may be a
+broker's log, whose gaps nobody has listed, and a log in a store whose last commit is missing. It is
+*shifted* if a batch has the offsets of a gap beside it, as no checksum covers them.
+
+Some words of the table: An operation *in doubt* has ended without knowing whether its commit is
+there. A *killed-before* request was not sent, and the answer of a *killed-after* one was not read.
+The store does what was asked and answers 500 for *500-done*. A plain kernel runs as Python, where
+the same input may raise an error that the compiled one does not.
 
 The last column has the commit, and git's name of the library's directory at that commit. Rows with
 one name there tried the same library.
@@ -268,6 +279,8 @@ _NOT_PROVED: Final = (
     "server that speaks S3, and no cloud's own service.",
     "The moments of `kills` and `spark_kills` are those of a real clock, so no run may meet a "
     "fault that needs an exact place.",
+    "If the last commit of a log in an object store is missing, the log reads as before it. No "
+    "other object tells that it was there.",
     "A commit trusts the segments that its process left open, as long as their inodes, sizes, "
     "state and configs are the same. Bytes that somebody changes there in place, past the locks, "
     "are not noticed by a commit. A read meets the checksum; `kafkalog verify` names the place.",

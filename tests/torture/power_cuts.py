@@ -12,9 +12,9 @@ the file system itself. No process has to stop for it, and the notes up to there
 acknowledged.
 
 The program mounts the disk, which replays the file system's journal. It opens the log as after a
-reboot of the host and compares it with the `oracle`. After every third cut work continues: the last
-batch comes once more and is known, further steps land, and the log is cleaned. Sometimes every byte
-is verified. The next round starts from one of the cuts.
+reboot of the host and compares it with the `oracle`. After one cut in three, which is drawn, work
+continues: the last batch comes once more and is known, further steps land, and the log is cleaned.
+Sometimes every byte is verified. The next round starts from one of the cuts.
 
 The options of ext4 vary from disk to disk: the ordering of data, the time of allocation, the
 interval of its own commits. Fast commits are left out, because ext4 then calls its own journal

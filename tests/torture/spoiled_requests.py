@@ -173,6 +173,8 @@ class Requests:
             raise Killed
         if fault is Fault.STALE_404:
             raise FileNotFoundError(f"Object at location {name} not found")
+        if fault is Fault.CUT_BODY:
+            raise _broken()
         if fault is Fault.LATE and kind in (PUT, DELETE):
             self._late.append(act)
         is_refused = kind == PUT and fault in _REFUSALS

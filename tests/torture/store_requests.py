@@ -155,7 +155,7 @@ class Bench:
         return requests.kinds, read
 
     def try_case(self, case: Case) -> str | None:
-        """Try a case; return what is wrong."""
+        """Try a case; return what is wrong, also if the operation has no such request."""
         _, read = self.requests(case.pair.first)
         trial = _Trial(case, self._stores.fresh(), self.before, read)
         with Complaints() as complaints:
@@ -164,6 +164,8 @@ class Bench:
             except Exception as fault:
                 found = str(fault) if isinstance(fault, Wrong) else told(fault)
                 return f"{trial.requests.spoiled or 'nothing'} {case.fault}: {found}"
+        if not trial.requests.spoiled:
+            return "nothing was spoiled"
         return "; ".join(complaints.faults) or None
 
 

@@ -2,8 +2,8 @@
 
 - The log's mark, a commit, a snapshot and the boundary are needed to open the log, or not read at
   all: old commits lie behind a snapshot.
-- The last commit may be missing: the log then ends before it, as a store can tell nobody that an
-  object was there. That is the one damage that is `short`.
+- The last commit may be missing: the log then is as it was before that commit, as a store can tell
+  nobody that an object was there. That is the one damage that is `short`.
 - A mixed object and a segment object hold records of certain partitions; all others read whole. The
   commit has positions, offsets and sizes, so no base offset in an object counts.
 - A side object has indexes: a lookup finds the right record, or none of it is believed.
@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule import store_manager
@@ -40,11 +40,20 @@ class _Root(NamedTuple):
 
 @dataclass
 class _Whole:
-    """What the sound log has: by topic its records, by key the latest one, by time an offset."""
+    """What a sound log has: by topic its records, by key the latest one, by time an offset."""
 
     rows: Mapping[str, list[Any]]
     lookups: Mapping[bytes, Any]
     times: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, log: ObjectLog) -> Self:
+        """Read a sound log."""
+        return cls(
+            {topic: _rows(log, topic) for topic in TOPICS},
+            {key: _lookup(log, key) for key in KEYS},
+            {topic: _times(log, topic) for topic in TOPICS},
+        )
 
 
 class StoredJudge:
@@ -53,12 +62,9 @@ class StoredJudge:
     def __init__(self, directory: Path) -> None:
         with short_patience():
             self._log = StoredLog(directory)
+            self._earlier = _Whole.of(opened(self._log.earlier()))
             log = opened(self._log.changed("boundary", self._log.content("boundary")))
-            self._whole = _Whole(
-                {topic: _rows(log, topic) for topic in TOPICS},
-                {key: _lookup(log, key) for key in KEYS},
-                {topic: _times(log, topic) for topic in TOPICS},
-            )
+            self._whole = _Whole.of(log)
             self._topics = {name: self._topics_of(log, name) for name in self._log.names}
         self.root = _Root(directory / "objects")
         self.root.path.mkdir()
@@ -106,11 +112,12 @@ class StoredJudge:
 
     def _read(self, address: StoreAddress, name: str, *, is_missing: bool) -> str:
         is_short = is_missing and name == self._last
+        whole = self._earlier if is_short else self._whole
         try:
             log = opened(address)
         except KafkaLogError:
             return "refused"
-        found = set()
+        found = {"short" if is_short else "whole"}
         for topic in TOPICS:
             try:
                 rows = _rows(log, topic)
@@ -119,22 +126,19 @@ class StoredJudge:
                 assert topic in self._topics[name], f"{topic} cannot be read"
                 found.add("refused")
                 continue
-            wanted = self._whole.rows[topic]
-            if is_short and all(row in wanted for row in rows):
-                found.add("whole" if rows == wanted else "short")
-                continue
+            wanted = whole.rows[topic]
             wrong = [row for row in rows if row not in wanted]
             assert not wrong, f"{topic}: wrong records {wrong}"
             assert rows == wanted, f"{topic}: {len(rows)} records instead of {len(wanted)}"
-            assert times == self._whole.times[topic], f"{topic}: times {times}"
-        for key, wanted in self._whole.lookups.items():
+            assert times == whole.times[topic], f"{topic}: times {times}"
+        for key, wanted in whole.lookups.items():
             try:
                 record = _lookup(log, key)
             except KafkaLogError:
                 found.add("refused")
                 continue
-            assert is_short or record == wanted, f"key {key!r}: {record} instead of {wanted}"
-        return next(word for word in ("short", "refused", "whole") if word in {*found, "whole"})
+            assert record == wanted, f"key {key!r}: {record} instead of {wanted}"
+        return "refused" if "refused" in found else found.pop()
 
     def _write(self, address: StoreAddress) -> None:
         """Verify, clean and append; the latest records stay, or an error is raised."""

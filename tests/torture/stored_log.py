@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,8 @@ __all__ = ["KEYS", "TOPICS", "StoredLog", "opened"]
 TOPICS: Final = ("t", "u")
 """`t` has transactions and all codecs, as a copy of a directory; `u` is compacted."""
 _PLAIN: Final = {"compression.type": "uncompressed", "index.interval.bytes": "100"}
+_LAST: Final = (3, 1)
+"""The turn and the number of the last commit."""
 KEYS: Final = tuple(b"k%d" % number for number in range(5))
 
 
@@ -33,7 +36,9 @@ class StoredLog:
 
     def __init__(self, directory: Path) -> None:
         address = memory_address()
-        _prepare(directory / "root", address)
+        log = _prepare(directory / "root", address)
+        self._earlier = Stores(address)
+        log.append("u", _rows(*_LAST), now_ms=NOW_MS + _LAST[0])
         self._stores = Stores(address)
         self.names: Mapping[str, str] = dict(_named(self._stores.objects))
         """The names of the objects in the store by the short ones."""
@@ -42,23 +47,29 @@ class StoredLog:
         """Return what is in an object."""
         return self._stores.objects[self.names[name]]
 
+    def earlier(self) -> StoreAddress:
+        """Return the address of a copy of the log before its last commit."""
+        return self._earlier.fresh()
+
     def changed(self, name: str, data: bytes | None) -> StoreAddress:
         """Return the address of a copy in which an object has other bytes, or is missing."""
         return self._stores.fresh({self.names[name]: data})
 
 
-def _prepare(directory: Path, address: StoreAddress) -> None:
+def _prepare(directory: Path, address: StoreAddress) -> ObjectLog:
+    """Write all but the last commit."""
     log = object_log.ObjectLog(address)
     root = Root(directory, logs=[sample_root.varied()])
     copy(Engine(root.path, read_only=True, create=False), log, now_ms=NOW_MS)
     log.create_topic("u", 1, _PLAIN, now_ms=NOW_MS)
-    for turn in range(4):
-        for number in range(2):
-            log.append("u", _rows(turn, number), now_ms=NOW_MS + turn)
-        if turn == 1:
+    for turn, number in itertools.product(range(4), range(2)):
+        if (turn, number) == (2, 0):
             store_manager.clean(log, "u", force=True, now_ms=NOW_MS)
-        if turn == 2:
+        if (turn, number) == (3, 0):
             store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+        if (turn, number) != _LAST:
+            log.append("u", _rows(turn, number), now_ms=NOW_MS + turn)
+    return log
 
 
 def _rows(turn: int, number: int) -> list[tuple[bytes, bytes | None]]:

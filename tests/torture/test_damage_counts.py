@@ -10,6 +10,7 @@ import pytest
 
 from kafkalog.storage_engine.records import records
 from tests.torture import damage
+from tests.torture.stored_damage import StoredJudge
 from tests.unit.storage_engine.damage import flipped, places
 from tests.unit.storage_engine.damage_beside import JUDGES
 
@@ -66,6 +67,13 @@ def test_objects_of_a_store_are_refused_or_whole_when_damaged(tmp_path: Path) ->
         judge.judge(Path(short), flipped(data, len(data) // 2, 1), len(data) // 2, write=True)
     assert not judge.faults
     assert judge.outcomes["stored commit", "short"] == 1
+
+
+def test_a_store_without_its_last_commit_may_miss_nothing_else(tmp_path: Path) -> None:
+    judge = damage.judge_of("store", str(tmp_path))
+    assert isinstance(judge, StoredJudge)
+    judge._earlier = judge._whole
+    assert judge.judge(Path("commit-15"), None, 0, write=False) == "WRONG"
 
 
 def test_a_wrong_record_of_a_store_is_found(

@@ -68,6 +68,10 @@ def test_each_request_of_an_operation_is_spoiled_in_each_way(bench: Bench) -> No
     assert sorted(stopped) == [*range(1, len(kinds) + 1)]
 
 
+def test_a_request_that_an_operation_does_not_send_is_no_try(bench: Bench) -> None:
+    assert tried(bench, "commit:99:lost:new") == "nothing was spoiled"
+
+
 def test_a_batch_that_lands_twice_is_found(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_log, "is_new", lambda *given, **more: True)
     assert "d-0 has" in tried(bench, f"commit:{CREATE}:killed-after:new")

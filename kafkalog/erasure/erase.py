@@ -34,6 +34,7 @@ from kafkalog.erasure.topic_files import LIVE, FileKind, topic_files
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.segment.segments import sweep_deleted
@@ -143,6 +144,7 @@ def erase(
         retired = {one.file.partition for one in before.files if _is_retired(one)}
         directory = engine_of(engine)
         _remove_retired(directory, topic, {*partitions, *retired}, policy, now=now, wait=wait)
+        _sync_names(directory, topic)
     after = scan("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
@@ -275,3 +277,13 @@ def _remove_retired(
         return
     for directory in directories:
         sweep_deleted(directory, older_than_ms=delay_ms, now_ms=until_ms)
+
+
+def _sync_names(engine: Engine, topic: str) -> None:
+    """Make durable which files are gone, also those that a dead process replaced or removed."""
+    partitions = {
+        engine.partition_directory(topic, number)
+        for number, _ in engine.state().topic(topic).present()
+    }
+    for directory in sorted({*engine.roots, *(each.parent for each in partitions), *partitions}):
+        files.sync_directory(directory)

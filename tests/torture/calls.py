@@ -20,7 +20,7 @@ from tests.torture.checks import Snapshot, snapshot
 from tests.torture.disk import SECTOR, Disk, State
 from tests.torture.memory import elsewhere
 from tests.torture.recorder import Recorder
-from tests.torture.recording import booted
+from tests.torture.repeatable import booted
 
 __all__ = ["KINDS", "READS", "Calls", "CutReader", "DiedError", "Disturbed"]
 

@@ -14,7 +14,7 @@ from tests.torture.acts import Act, Names, Sync, Write
 from tests.torture.checks import forget
 from tests.torture.disk import Disk, State
 from tests.torture.recorder import Recorder, scan
-from tests.torture.recording import booted, repeatable
+from tests.torture.repeatable import booted, repeatable
 
 __all__ = ["Chain"]
 

@@ -153,8 +153,8 @@ def faults_of(found: Snapshot, before: Snapshot, after: Snapshot | None, kind: s
 
     `atomic`: all is as before, or all is as after. `none`: nothing changes. `partial`: records that
     go may go one by one, but no older value of a key comes back. `topic`: besides what changes at
-    once, a topic whose config changes may be missing. Without `after` it is not known which of the
-    records go.
+    once, a topic whose config changes may be missing. `copied`: records may come one by one, in
+    their order. Without `after` it is not known which of the records go.
     """
     if found == before or (after is not None and kind != "none" and found == after):
         return []
@@ -164,6 +164,8 @@ def faults_of(found: Snapshot, before: Snapshot, after: Snapshot | None, kind: s
         return _differences(found, before, after)
     if kind == "topic":
         return list(_topic_faults(found, before, before if after is None else after))
+    if kind == "copied" and after is not None:
+        return list(_copied_faults(found, before, after))
     if kind == "partial":
         return list(_partial_faults(found, before, after))
     raise ValueError(f"unknown kind {kind!r}")
@@ -186,6 +188,24 @@ def _topic_faults(found: Snapshot, before: Snapshot, after: Snapshot) -> Iterato
         if found.get(name) not in choices:
             wanted = {} if choices[0] is None else {name: choices[0]}
             yield from _unlike({name: found[name]} if name in found else {}, wanted)
+
+
+def _copied_faults(found: Snapshot, before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """Yield what is not as before, nor a beginning of what is copied."""
+    for name in sorted({*found, *before, *after}):
+        now, was, will = (each.get(name) for each in (found, before, after))
+        if now in (was, will):
+            continue
+        if now is None or will is None or now.config != will.config:
+            yield f"{name}: expected as before or as after, found {now}"
+            continue
+        for number, partition in now.partitions.items():
+            old = was.partitions[number].high_watermark if was else 0
+            end, new = partition.high_watermark, will.partitions[number]
+            if not old <= end <= new.high_watermark:
+                yield f"{name}-{number}: high watermark: found {end}, expected {old} or more"
+            rows = tuple(row for row in new.rows if row[0] < end)
+            yield from _unlike_rows(f"{name}-{number}", partition.rows, rows)
 
 
 def _partial_faults(found: Snapshot, before: Snapshot, after: Snapshot | None) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Crash a log in every state that the disk may have; then open, check and use it.
+"""Crash a log in each listed state that its disk may have; then open, check and use it.
 
     python -m tests.torture.crash_states [--quick] [--json] [--seed N] [--only CASE]
                                          [--jobs N] [--states N]
 
 A workload runs once, and a recorder notes every act on the disk. The program then takes each moment
-of the last operation, and each way in which the disk may have kept the unsynced acts. For each it
+of the last operation, and ways in which the disk may have kept the unsynced acts. For each it
 builds the directory as a crash would leave it, opens it and checks the log:
 
 - All that was acknowledged, or that a reader could see, is there.
@@ -23,9 +23,13 @@ The workloads are all sequences of one, two and three operations, and long seque
 The moments before the last operation belong to a shorter sequence. Single operations are checked in
 every listed state and in each variant of the log. For the others the disk has what a dead process
 leaves: all of the unsynced acts, none, all but one, or some of the rest. Pairs are checked at every
-moment in one variant, which is drawn. Their other variants, and sequences of three, are checked at
-one moment that is drawn; long sequences at two. The count of trees is the number of different
-directories that a crash may leave. The option `--states` draws workloads for about that many
+moment in one variant, and at one moment in another; both are drawn. Sequences of three are checked
+at one moment that is drawn, long sequences at two.
+
+The listed states of a moment have none and all of the unsynced acts, all but one, and one alone.
+Each write is torn at each of its sectors, with all of the others and with none. All subsets of four
+acts or fewer are listed; of more acts eight subsets are drawn. The count of trees is the number of
+different directories in these lists. The option `--states` draws workloads for about that many
 states. Equal trees with the same expected content count once.
 """
 
@@ -50,10 +54,18 @@ from tests.torture.checks import told
 from tests.torture.crashes import DIED, Crash, Crashes, Outcome
 from tests.torture.disk import State
 from tests.torture.going_on import GoingOn
-from tests.torture.recording import Stage, booted, record, repeatable
+from tests.torture.recording import Stage, record
+from tests.torture.repeatable import booted, repeatable
 from tests.torture.scratch import scratch
 from tests.torture.workers import Workers
-from tests.torture.workloads import OPERATIONS, VARIANTS, prepare, random_sequences, sequences
+from tests.torture.workloads import (
+    OPERATIONS,
+    VARIANTS,
+    begin,
+    prepare,
+    random_sequences,
+    sequences,
+)
 
 TARGET: Final = 200_000
 _QUICK: Final = 220
@@ -117,9 +129,8 @@ def tasks(seed: int, states: int | None = None) -> list[Task]:
     ones = [Task(variant, (name,)) for variant in VARIANTS for name in OPERATIONS]
     twos = []
     for names in itertools.product(OPERATIONS, repeat=2):
-        whole = dice.choice(VARIANTS)
-        depths = {each: EVERY_MOMENT if each == whole else ONE_MOMENT for each in VARIANTS}
-        twos += [Task(variant, names, depth) for variant, depth in depths.items()]
+        whole, other = dice.sample(VARIANTS, 2)
+        twos += [Task(whole, names, EVERY_MOMENT), Task(other, names, ONE_MOMENT)]
     threes = [Task(dice.choice(VARIANTS), names, ONE_MOMENT) for names in sequences(3, least=3)]
     longs = [
         Task(dice.choice(VARIANTS), names, TWO_MOMENTS)
@@ -276,7 +287,7 @@ class Worker:
             root = self._directory / "live"
             shutil.rmtree(root, ignore_errors=True)
             shutil.copytree(template, root)
-            recording = record(root, task.names)
+            recording = record(root, task.names, begin(task.variant))
         return Crashes(str(task), recording, self._directory / "state", self._seed, self.going_on)
 
     def replay(self, case: str) -> Iterator[Outcome]:

@@ -32,7 +32,8 @@ from tests.torture.disk import Disk, State
 from tests.torture.disk_states import states
 from tests.torture.going_on import LATER_MS, GoingOn
 from tests.torture.recorder import scan
-from tests.torture.recording import OPENING, Recording, Stage, booted, record_recovery, repeatable
+from tests.torture.recording import OPENING, Recording, Stage, record_recovery
+from tests.torture.repeatable import booted, repeatable
 
 __all__ = ["DIED", "Crash", "Crashes", "Outcome"]
 

@@ -85,8 +85,11 @@ class GoingOn:
         if not is_repeatable(retry) and found != before:
             return found if after is None else after
         log.perform_again(retry, later_ms=LATER_MS)
-        if after is None or OPERATIONS[retry].kind == "none":
+        kind = OPERATIONS[retry].kind
+        if after is None or kind == "none":
             return found
+        if kind == "copied":  # with the times of its source
+            return after
         return after if found == after else later(after, found, LATER_MS)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import errno
+import functools
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +19,13 @@ from unittest import mock
 import pyarrow as pa
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
 from kafkalog.cleaner.schedule import manager
+from kafkalog.erasure.erase import erase
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.release import release
+from kafkalog.storage_engine.copying import copied_batches, copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -29,14 +36,28 @@ from kafkalog.storage_engine.writing import staged_directory
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.writing.transaction import Transaction
-from tests.torture.rows import batch, rows, transactions
+from tests.torture.repeatable import repeatable
+from tests.torture.rows import Rows, batch, rows, transactions
 
-__all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "STEP_MS", "Moment", "Opened", "Operation"]
+__all__ = ["BASIC", "DELAY_MS", "OPERATIONS", "Moment", "Opened", "Operation", "topic_config"]
 
 DELAY_MS: Final = 60_000
 STEP_MS: Final = 20_000
 FAR_MS: Final = 4_000_000_000_000
 """Beyond `file.delete.delay.ms` of everything: what counts there is the file system's own time."""
+
+
+def topic_config(scale: int = 1, *, compression: str = "uncompressed") -> dict[str, str]:
+    """Return what the topics of workloads have in common: several segments, cleaned soon."""
+    return {
+        "compression.type": compression,
+        "index.interval.bytes": str(100 * scale),
+        "segment.bytes": str(400 * scale),
+        "file.delete.delay.ms": str(DELAY_MS),
+        # No cleaning is at the very moment when one of them is over: a retry is a little later.
+        "delete.retention.ms": str(3 * STEP_MS + STEP_MS // 2),
+        "min.cleanable.dirty.ratio": "0",
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +66,21 @@ class Moment:
 
     turn: int = 100
     now_ms: int = 1_700_000_000_000
+    scale: int = 1
+    """Batches and segments are so many times as long as the shortest ones."""
+
+    @property
+    def steps(self) -> int:
+        """How many operations there were."""
+        return self.turn - Moment().turn
 
     def next(self) -> Moment:
         """Return the moment of the next operation."""
-        return Moment(self.turn + 1, self.now_ms + STEP_MS)
+        return dataclasses.replace(self, turn=self.turn + 1, now_ms=self.now_ms + STEP_MS)
+
+    def rows(self, count: int) -> Rows:
+        """Return records of this turn."""
+        return rows(self.turn, count, self.scale)
 
 
 class Opened:
@@ -119,32 +151,29 @@ def _commit(log: Opened, messages: list[StagedMessage]) -> None:
 
 
 def _append(log: Opened) -> None:
-    log.engine.append("t", batch(rows(log.moment.turn, 3)), now_ms=log.moment.now_ms)
+    log.engine.append("t", batch(log.moment.rows(3)), now_ms=log.moment.now_ms)
 
 
 def _relaxed(log: Opened) -> None:
-    log.engine.append("r", batch(rows(log.moment.turn, 2)), now_ms=log.moment.now_ms)
+    log.engine.append("r", batch(log.moment.rows(2)), now_ms=log.moment.now_ms)
 
 
 def _adopt(log: Opened) -> None:
     """Commit a run that is large enough to become a segment."""
-    large, staged_directory.SEGMENT_RUN_SIZE = staged_directory.SEGMENT_RUN_SIZE, 200
-    try:
+    size = 200 * log.moment.scale
+    with mock.patch.object(staged_directory, "SEGMENT_RUN_SIZE", size):
         turn, now_ms = log.moment.turn, log.moment.now_ms
-        run = batch(rows(turn, 14), partition=turn % 2, now_ms=now_ms)
-        message = _stage(log, 0, {"t": run}, batch_size=200)
-    finally:
-        staged_directory.SEGMENT_RUN_SIZE = large
+        run = batch(log.moment.rows(14), partition=turn % 2, now_ms=now_ms)
+        message = _stage(log, 0, {"t": run}, batch_size=size)
     _commit(log, [message])
 
 
 def _commit_many(log: Opened) -> None:
     """Commit what two tasks have staged for all partitions of two topics."""
-    turn, now_ms = log.moment.turn, log.moment.now_ms
-    brought = (rows(turn, 4), rows(turn + 1, 3))
-    batches = [batch(records, now_ms=now_ms) for records in brought]
+    brought = (log.moment.rows(4), log.moment.next().rows(3))
+    batches = [batch(records, now_ms=log.moment.now_ms) for records in brought]
     messages = [
-        _stage(log, task, {"t": each, "d": each}, batch_size=150)
+        _stage(log, task, {"t": each, "d": each}, batch_size=150 * log.moment.scale)
         for task, each in enumerate(batches)
     ]
     _commit(log, messages)
@@ -167,7 +196,7 @@ def _transact(log: Opened) -> None:
     """Import a transaction that is committed, and one that is aborted."""
     moment, partition = log.moment, log.moment.turn % 2
     _, end = log.engine.offsets("t")[partition]
-    data = transactions(moment.turn, end, moment.now_ms)
+    data = transactions(moment.turn, end, moment.now_ms, moment.scale)
     log.engine.append_raw("t", partition, data, now_ms=moment.now_ms)
 
 
@@ -176,7 +205,7 @@ def _refuse(log: Opened) -> None:
     now_ms = log.moment.now_ms
     writer = StagedWriter(None, log.engine.state(), now_ms=lambda: now_ms)
     for topic in ("t", "d"):
-        writer.append(topic, batch(rows(log.moment.turn, 5)))
+        writer.append(topic, batch(log.moment.rows(5)))
     message = writer.finish()
     for fault in (InvalidInputError("refused"), OSError(errno.ENOSPC, "refused")):
         try:
@@ -220,7 +249,7 @@ def _pin(log: Opened) -> None:
 
 def _merge(log: Opened) -> None:
     """Clean with room in segments for several, batches joined, and keys beyond the budget."""
-    config = {"segment.bytes": str(2_000 + log.moment.turn)}
+    config = {"segment.bytes": str(2_000 * log.moment.scale + log.moment.turn)}
     log.engine.alter_topic("t", config, now_ms=log.moment.now_ms)
     _clean_with(log, CleanerConfig(dedupe_buffer_size=24 * 6))
 
@@ -234,7 +263,7 @@ def _retain(log: Opened) -> None:
 def _delete_records(log: Opened) -> None:
     """Delete as many of the records as follows from the turn, so that a second time is none."""
     for partition, (_, end) in log.engine.offsets("d").items():
-        before = min(end, 2 * (log.moment.turn - Moment().turn))
+        before = min(end, 2 * log.moment.steps)
         log.engine.delete_records("d", partition, before, now_ms=log.moment.now_ms)
 
 
@@ -255,6 +284,63 @@ def _delete_topic(log: Opened) -> None:
 def _alter(log: Opened) -> None:
     size = str(20_000 + log.moment.turn)
     log.engine.alter_topic("t", {"max.message.bytes": size}, now_ms=log.moment.now_ms)
+
+
+def _grow(log: Opened) -> None:
+    """Give a topic one partition more in each fourth turn."""
+    count = 2 + (log.moment.steps - 1) // 4
+    if len(log.engine.describe("d").partitions) < count:
+        log.engine.alter_topic("d", partitions=count, now_ms=log.moment.now_ms)
+
+
+def _copy(log: Opened) -> None:
+    """Copy a topic of another log, by several commits."""
+    size = 100 * log.moment.scale
+    with (
+        mock.patch.object(copied_batches, "COMMIT_BYTES", size),
+        mock.patch.object(copy, "COMMIT_BYTES", size),
+    ):
+        copy.copy(_source(log.moment.scale), log.engine, now_ms=log.moment.now_ms)
+
+
+@functools.cache
+def _source(scale: int) -> Engine:
+    """Return a log with one topic, which the cleaner has left gaps in; always the same one."""
+    directory = tempfile.mkdtemp(prefix="source-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    moment = Moment(scale=scale)
+    with repeatable("source"):
+        with Engine(Path(directory)) as engine:
+            engine.create_topic("c", 1, topic_config(scale), now_ms=moment.now_ms)
+            for _ in range(4):
+                moment = moment.next()
+                engine.append("c", batch(moment.rows(5)), now_ms=moment.now_ms)
+            manager.clean(engine, "c", force=True, now_ms=moment.now_ms)
+        return Engine(Path(directory), read_only=True)
+
+
+def _erase(log: Opened) -> None:
+    """Erase the deleted keys of one partition at once; there are none if that was done before."""
+    first, other = (_latest(log, number) for number in (0, 1))
+    keys = [key for key, value in first.items() if value is None and key not in other]
+    erasure = erase(
+        log.engine,
+        "t",
+        ErasedKeys(keys or [b"none"]),
+        now=True,
+        clock=lambda: log.moment.now_ms,
+        config=CleanerConfig(dedupe_buffer_size=24 << 10),
+    )
+    if erasure.after.by_key:
+        raise StorageError(f"t: not erased: {erasure.after.residuals}")
+
+
+def _latest(log: Opened, partition: int) -> dict[bytes, bytes | None]:
+    """Return the latest value of each key; None for a tombstone."""
+    latest: dict[bytes, bytes | None] = {}
+    for found in log.engine.read("t", partition, columns=("key", "value")):
+        latest.update(zip(*(column.to_pylist() for column in found.columns), strict=True))
+    return latest
 
 
 def _checkpoint(log: Opened) -> None:
@@ -299,6 +385,9 @@ _ALL: Final = (
     Operation("transact", _transact, "atomic", repeatable=False),
     Operation("pin", _pin, "partial"),
     Operation("delete_topic", _delete_topic, "atomic"),
+    Operation("grow", _grow, "atomic"),
+    Operation("copy", _copy, "copied"),
+    Operation("erase", _erase, "partial"),
 )
 OPERATIONS: Final[Mapping[str, Operation]] = MappingProxyType({each.name: each for each in _ALL})
 BASIC: Final = tuple(each.name for each in _ALL[:12])

@@ -16,11 +16,12 @@ _GAP: Final = 2
 """Offsets that an import leaves out."""
 
 
-def rows(turn: int, count: int) -> Rows:
-    """Return the records of a turn; one of them deletes its key."""
+def rows(turn: int, count: int, scale: int = 1) -> Rows:
+    """Return the records of a turn, in batches `scale` times as long; one deletes its key."""
+    times = 3 * scale - 2  # a value is a third of a short batch
     found: Rows = []
     for n in range(count):
-        value = None if n == 1 and turn % 2 else b"%d.%d" % (turn, n) + b"v" * 9
+        value = None if n == 1 and turn % 2 else (b"%d.%d" % (turn, n) + b"v" * 9) * times
         found.append((b"k%d" % ((turn * 5 + n) % KEYS), value))
     return found
 
@@ -41,7 +42,7 @@ def batch(
     return pa.record_batch(columns)
 
 
-def transactions(turn: int, base: int, now_ms: int) -> bytes:
+def transactions(turn: int, base: int, now_ms: int, scale: int = 1) -> bytes:
     """Return the batches, from an offset on, of a transaction that commits, and one that aborts.
 
     They leave a gap in the offsets, as a broker's cleaner does, and have a leader epoch of their
@@ -49,7 +50,7 @@ def transactions(turn: int, base: int, now_ms: int) -> bytes:
     """
     base += _GAP
     producer = 2 * turn
-    found = commit(base, producer, now_ms, rows(turn, 2), leader_epoch=turn)
+    found = commit(base, producer, now_ms, rows(turn, 2, scale), leader_epoch=turn)
     return found + abort(base + 3, producer + 1, now_ms, leader_epoch=turn)
 
 

@@ -30,6 +30,7 @@ from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.object_store.regroup import fresh_objects
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
@@ -370,6 +371,9 @@ def _clean(log: ObjectLog) -> None:
     for stats in store_manager.clean(log, "t", force=True, now_ms=LATER_MS):
         if stats.error is not None:
             raise StorageError(f"not cleaned: {stats.error}")
+    left = fresh_objects(log.known_state)  # a warning has told of a missing one
+    if left:
+        raise StorageError(f"not regrouped: {left}")
 
 
 def _cleaned(content: Content) -> Content:

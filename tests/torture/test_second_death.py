@@ -25,7 +25,7 @@ from kafkalog.storage_engine.metadata import new_log
 from kafkalog.storage_engine.segment import partition_directory
 from tests.builders.batch_builder import Record, batch_data
 from tests.torture.chain import Chain
-from tests.torture.recording import booted
+from tests.torture.repeatable import booted
 from tests.torture.rows import abort, commit
 from tests.unit.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 

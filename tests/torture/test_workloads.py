@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,15 @@ import pytest
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
-from tests.torture.acts import Allocate, Names, Resize, Write
+from tests.torture.acts import Allocate, Names, Resize, Sync, Write
 from tests.torture.checks import PartitionRows, Snapshot, snapshot
+from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
 from tests.torture.workloads import (
     OPERATIONS,
     VARIANTS,
     Opened,
+    begin,
     prepare,
     random_sequences,
     sequences,
@@ -73,7 +76,7 @@ def perform(root: Path, *operations: str, variant: str = "plain") -> Done:
     """Do some operations on a new log, and watch the last one."""
     with small_files():
         prepare(root, variant)
-        log = Opened(root)
+        log = Opened(root, begin(variant))
         for name in operations[:-1]:
             log.perform(name)
         before, old = snapshot(log.engine), bases(root)
@@ -160,6 +163,22 @@ def has_transactions(done: Done) -> bool:
     return is_committed and all(map(done.names, (layout.TRANSACTION_INDEX, layout.RAW_GAPS)))
 
 
+def has_copied(done: Done) -> bool:
+    """A new topic has the records of another log, with their gaps, by several commits."""
+    if done.before.keys() == done.after.keys():
+        return False
+    now = done.after["c"].partitions[0]
+    commits = [act for act in done.recorder.acts if isinstance(act, Sync)]
+    return now.high_watermark > len(now.rows) > 3 and len(commits) > 3
+
+
+def has_erased(done: Done) -> bool:
+    """A key that was deleted has no tombstone any more; no file waits for its removal."""
+    was, now = ({row[1] for row in state.rows} for state in done.rows())
+    waiting = list(done.log.root.glob("t-0/*" + layout.LOG + layout.DELETED))
+    return was - now == {b"k4"} and has_swapped(done) and not waiting
+
+
 def has_pinned(done: Done) -> bool:
     """It was cleaned while a pin was there, which got its name by a link."""
     numbers = [
@@ -192,6 +211,11 @@ SIGNS: dict[str, Callable[[Done], bool]] = {
     "transact": has_transactions,
     "pin": has_pinned,
     "delete_topic": lambda done: {*done.before} - {*done.after} == {"x"},
+    "grow": lambda done: (
+        [len(each["d"].partitions) for each in (done.before, done.after)] == [1, 2]
+    ),
+    "copy": has_copied,
+    "erase": has_erased,
 }
 
 
@@ -210,6 +234,27 @@ def test_a_checkpoint_removes_what_a_cleaning_left(tmp_path: Path) -> None:
     done = perform(tmp_path / "log", "clean", "retain", "checkpoint")
     gone = [act for act in done.recorder.acts if isinstance(act, Names) and act.made is None]
     assert has_checkpoints(done) and len(gone) > 6
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"),
+    [("append", layout.LOG), ("clean", layout.CLEANED), ("adopt", layout.STAGED)],
+)
+def test_records_of_the_large_variant_are_torn_at_sectors(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    recorder = perform(tmp_path / "log", name, variant="large").recorder
+    disk, suffixes = Disk(recorder.begin), dict[int, str]()
+    torn = Counter[str]()
+    for act in recorder.acts:
+        if isinstance(act, Names):
+            suffixes.update((n, Path(name).suffix) for _, name, n in act.changes if n is not None)
+        if isinstance(act, Write) and b"vvv" in act.data:
+            torn[suffixes.get(act.file, layout.LOG)] += sum(
+                kind == "cut" for kind, _ in disk.tears(act)
+            )
+        disk.apply(act)
+    assert torn[suffix] >= 2
 
 
 def test_room_is_made_and_cut_where_segments_are_preallocated(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ from tests.torture.checks import (
 )
 from tests.torture.complaints import Complaints
 from tests.torture.memory import forget, remembers
-from tests.torture.recording import repeatable
-from tests.torture.workloads import OPERATIONS, Opened, prepare
+from tests.torture.repeatable import repeatable
+from tests.torture.workloads import OPERATIONS, Opened, begin, prepare
 
 __all__ = ["DEAD", "NEW", "SAME", "Bench", "Case", "Course", "Tried", "Workload"]
 
@@ -148,7 +148,7 @@ class Bench:
         calls = self._calls(workload, workload.last)
         older: tuple[Snapshot, ...] = ()
         with _repeatable(workload):
-            log = Opened(self._copy(workload.variant))
+            log = Opened(self._copy(workload.variant), begin(workload.variant))
             shown = snapshot(log.engine)
             for name in workload.operations:
                 before, safe = shown, older
@@ -324,7 +324,7 @@ def _repeatable(workload: Workload) -> contextlib.AbstractContextManager[None]:
 
 def _before_last(root: Path, workload: Workload, calls: Calls) -> Opened:
     """Do all operations but the last one; or that too, and die, and be another process."""
-    log = Opened(root)
+    log = Opened(root, begin(workload.variant))
     for name in workload.operations[:-1]:
         log.perform(name)
     if not workload.death:

@@ -20,10 +20,10 @@ from tests.torture.operations import (
     BASIC,
     DELAY_MS,
     OPERATIONS,
-    STEP_MS,
     Moment,
     Opened,
     Operation,
+    topic_config,
 )
 from tests.torture.rows import batch, rows
 
@@ -34,15 +34,19 @@ __all__ = [
     "Moment",
     "Opened",
     "Operation",
+    "begin",
     "prepare",
     "random_sequences",
     "sequences",
     "small_files",
 ]
 
-VARIANTS: Final = ("plain", "lz4", "full", "preallocated", "relaxed")
+VARIANTS: Final = ("plain", "lz4", "full", "preallocated", "relaxed", "large")
 """As it comes; compressed; with a journal so full that one of the next commits rewrites it; with
-room in the segments for what comes; with such a journal, and no commit synced at once."""
+room in the segments for what comes; with such a journal, and no commit synced at once; with batches
+that several sectors of a disk hold."""
+_LARGE: Final = 10
+"""How many times a batch of the variant `large` is as long."""
 
 
 @contextlib.contextmanager
@@ -56,34 +60,36 @@ def small_files() -> Iterator[None]:
         setattr(layout, "JOURNAL_SIZE", size)  # noqa: B010
 
 
+def begin(variant: str) -> Moment:
+    """Return the moment before the first operation on a log of that variant."""
+    return Moment(scale=_LARGE if variant == "large" else 1)
+
+
 def prepare(root: Path, variant: str = "plain") -> None:
     """Make the log that workloads begin with.
 
     A compacted topic `t` of several small segments with overwritten and deleted keys, a topic `d`
     that retention takes from, `r` whose commits are not synced at once, and `x` to be deleted.
     """
-    common = {
-        "compression.type": "lz4" if variant == "lz4" else "uncompressed",
-        "preallocate": "true" if variant == "preallocated" else "false",
-        "index.interval.bytes": "100",
-        "segment.bytes": "400",
-        "file.delete.delay.ms": str(DELAY_MS),
-        # No cleaning is at the very moment when one of them is over: a retry is a little later.
-        "delete.retention.ms": str(3 * STEP_MS + STEP_MS // 2),
-        "min.cleanable.dirty.ratio": "0",
+    moment = begin(variant)
+    scale, now_ms = moment.scale, moment.now_ms
+    common = topic_config(scale, compression="lz4" if variant == "lz4" else "uncompressed")
+    common["preallocate"] = "true" if variant == "preallocated" else "false"
+    deleted = {
+        "cleanup.policy": "delete",
+        "retention.bytes": str(400 * scale),
+        "segment.bytes": str(300 * scale),
     }
-    deleted = {"cleanup.policy": "delete", "retention.bytes": "400", "segment.bytes": "300"}
-    relaxed = {"flush.messages": "5", "segment.bytes": "1000"}
+    relaxed = {"flush.messages": "5", "segment.bytes": str(1_000 * scale)}
     with small_files(), Engine(root) as engine:
-        now_ms = Moment().now_ms
         engine.create_topic("t", 2, common, now_ms=now_ms)
         engine.create_topic("d", 1, {**common, **deleted}, now_ms=now_ms)
         engine.create_topic("r", 1, {**common, **relaxed}, now_ms=now_ms)
         engine.create_topic("x", 1, {"file.delete.delay.ms": str(DELAY_MS)}, now_ms=now_ms)
         for turn in range(5):
             for topic in ("t", "d"):
-                engine.append(topic, batch(rows(turn, 6)), now_ms=now_ms + turn)
-        engine.append("x", batch(rows(1, 2)), now_ms=now_ms)
+                engine.append(topic, batch(rows(turn, 6, scale)), now_ms=now_ms + turn)
+        engine.append("x", batch(rows(1, 2, scale)), now_ms=now_ms)
         engine.sync(now_ms=now_ms)
         if variant == "relaxed":
             for topic in ("t", "d"):

@@ -38,6 +38,7 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory, segments
 from kafkalog.storage_engine.transactions import producer_snapshot
@@ -220,6 +221,7 @@ class _Releasing:
         self.keep_properties(properties)
         self._note_unreadable_epochs(state, topic_ids)
         self._move_deleted(state)
+        self._remove_leftovers(state)
         state = self._close_partitions(journal, state, progress)
         change = Change()
         for name, topic_id in topic_ids.items():
@@ -268,6 +270,25 @@ class _Releasing:
                     moved = True
         if moved:
             files.sync_directory(self.root)
+
+    def _remove_leftovers(self, state: State) -> None:
+        """Remove partitions whose creation a dead process has begun: a broker would load them."""
+        moved: list[Path] = []
+        for directory in _partition_directories(self.root):
+            parsed = layout.parse_partition_directory(directory.name)
+            assert parsed is not None
+            topic, number = parsed
+            known = state.topics.get(topic)
+            is_recorded = known is not None and number in dict(known.present())
+            if not is_recorded and partition_directory.is_leftover(directory):
+                topic_id = checkpoints.read_topic_id(directory) or new_topic_id()
+                target = self.root / layout.deleted_directory(topic, number, topic_id)
+                files.rename(directory, target)
+                moved.append(target)
+        if moved:
+            files.sync_directory(self.root)
+        for target in moved:
+            files.remove_directory(target)
 
     def _close_partitions(self, journal: Journal, state: State, progress: Progress | None) -> State:
         partitions = [

@@ -141,14 +141,24 @@ def check_topic_id(directory: Path, topic_id: str) -> None:
     )
 
 
-def _remove_leftover(directory: Path) -> None:
-    is_link = directory.is_symlink()
-    names = set() if is_link else set(files.list_names(directory))
-    logs = [directory / name for name in names if name.endswith(layout.LOG)]
-    is_unrecorded = layout.UNRECORDED in names
+def is_leftover(directory: Path) -> bool:
+    """Return whether a directory that the journal does not name is left from a creation that died.
+
+    It may have the records of a dead commit.
+    """
+    if directory.is_symlink():
+        return False
+    names = {*files.list_names(directory)}
+    if layout.UNRECORDED in names:
+        return True
     # A power cut may have kept neither mark: then it is ours if only what we make is in it.
-    is_ours = not is_link and (layout.CANARY in names or is_unrecorded or names <= _MADE)
-    if not is_ours or (not is_unrecorded and any(path.stat().st_size for path in logs)):
+    is_ours = layout.CANARY in names or names <= _MADE
+    logs = [directory / name for name in names if name.endswith(layout.LOG)]
+    return is_ours and not any(path.stat().st_size for path in logs)
+
+
+def _remove_leftover(directory: Path) -> None:
+    if not is_leftover(directory):
         raise StorageError(
             f"{directory}: the directory exists and is not a partition of this log; "
             "move it away, or choose another topic name"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import subprocess
 import threading
 import time
@@ -21,13 +22,16 @@ from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.reading import pins
 from kafkalog.storage_engine.reading.pins import Action
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from tests.builders.batch_builder import Record, batch_data
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_records
+from tests.torture.disk import Disk
+from tests.torture.disk_states import states
+from tests.torture.recorder import Recorder
 from tests.unit.cleaner.transactional_log import Log
 
 KEY = "user-4711"
@@ -102,6 +106,26 @@ def test_nothing_has_the_key_afterwards(log: KafkaLog, codec: str) -> None:
     assert is_nowhere(log)
     before.pop(KEY.encode())
     assert latest_records(log) == before
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+def test_no_power_cut_brings_a_file_with_the_key_back(
+    log: KafkaLog, has_died: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor if a process that died had done all but its syncs, so the next one finds no key."""
+    fill(log, compression_type="uncompressed")
+    with Recorder(log.root) as recorder:
+        if has_died:
+            with monkeypatch.context() as patched:
+                patched.setattr(files, "sync_directory", lambda path: None)
+                log.erase("t", [KEY], now=True, now_ms=NOW)
+        assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
+    disk = Disk(recorder.begin)
+    for act in recorder.acts:
+        disk.apply(act)
+    for state in states(disk, random.Random(1)):
+        for name, data in state.tree().items():
+            assert KEY.encode() not in (data or b"").replace(LONGER.encode(), b""), name
 
 
 def test_the_key_of_a_larger_one_stays(log: KafkaLog) -> None:

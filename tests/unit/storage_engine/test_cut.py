@@ -23,7 +23,7 @@ from tests.builders.log_contents import damage, offsets
 from tests.torture.acts import Write
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
-from tests.torture.recording import booted
+from tests.torture.repeatable import booted
 from tests.unit.storage_engine.faults import Died
 
 NOW_MS = 1_700_000_000_000

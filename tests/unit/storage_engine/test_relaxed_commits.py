@@ -20,7 +20,7 @@ from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
 from tests.torture.disk import Disk
 from tests.torture.recorder import Recorder
-from tests.torture.recording import booted
+from tests.torture.repeatable import booted
 from tests.torture.workloads import small_files
 from tests.unit.storage_engine.faults import Died, LyingPages
 

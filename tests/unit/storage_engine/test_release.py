@@ -23,6 +23,7 @@ from kafkalog.storage_engine.broker.release import ReleaseReport
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.segment import partition_directory
 from tests.builders.batch_builder import at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import damage
@@ -67,6 +68,21 @@ def content(root: Path) -> dict[str, bytes]:
         for path in root.rglob("*")
         if path.is_file() and path.name != "kl-commit.released"
     }
+
+
+def test_a_creation_that_died_gives_a_broker_no_topic_and_no_partition(tmp_path: Path) -> None:
+    root = tmp_path / "log"
+    write(root)
+    topic_id = Engine(root, read_only=True).state().topic("t").topic_id
+    for name, of in (("new-0", TOPIC_ID), ("t-2", topic_id), ("lost-0", TOPIC_ID)):
+        partition_directory.create_partition(root / name, of)
+    for mark in ("kl-unrecorded", "kl-canary.deleted"):  # a power cut has kept neither
+        (root / "lost-0" / mark).unlink()
+    assert give_back(root).partitions == 2
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["t-0", "t-1"]
+    adopt(root, now_ms=NOW_MS)
+    state = Engine(root, read_only=True).state()
+    assert [(name, len(topic.partitions)) for name, topic in state.topics.items()] == [("t", 2)]
 
 
 def test_a_released_directory_is_a_brokers_and_only_the_old_journal_is_ours(
@@ -121,6 +137,8 @@ def test_checkpoints_of_partitions_that_are_not_ours_stay(tmp_path: Path) -> Non
     root = tmp_path / "log"
     write(root)
     (root / "__consumer_offsets-7").mkdir()
+    for suffix in ("log", "index", "timeindex"):
+        (root / f"__consumer_offsets-7/00000000000000000000.{suffix}").touch()
     lines = "0\n2\n__consumer_offsets 7 42\ngone 0 5\n"
     (root / "replication-offset-checkpoint").write_text(lines)
     report = give_back(root)

@@ -286,4 +286,6 @@ def _sync_names(engine: Engine, topic: str) -> None:
         for number, _ in engine.state().topic(topic).present()
     }
     for directory in sorted({*engine.roots, *(each.parent for each in partitions), *partitions}):
-        files.sync_directory(directory)
+        # The scan tells of a directory that cannot be read; one that is missing has no file.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            files.sync_directory(directory)

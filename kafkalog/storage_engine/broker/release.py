@@ -274,6 +274,7 @@ class _Releasing:
     def _remove_leftovers(self, state: State) -> None:
         """Remove partitions whose creation a dead process has begun: a broker would load them."""
         moved: list[Path] = []
+        # By a rename first: a process that dies in a removal would leave what a broker loads.
         for directory in _partition_directories(self.root):
             parsed = layout.parse_partition_directory(directory.name)
             assert parsed is not None
@@ -281,8 +282,7 @@ class _Releasing:
             known = state.topics.get(topic)
             is_recorded = known is not None and number in dict(known.present())
             if not is_recorded and partition_directory.is_leftover(directory):
-                topic_id = checkpoints.read_topic_id(directory) or new_topic_id()
-                target = self.root / layout.deleted_directory(topic, number, topic_id)
+                target = self.root / layout.deleted_directory(topic, number, new_topic_id())
                 files.rename(directory, target)
                 moved.append(target)
         if moved:

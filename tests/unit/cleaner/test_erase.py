@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import shutil
 import subprocess
 import threading
 import time
@@ -126,6 +127,19 @@ def test_no_power_cut_brings_a_file_with_the_key_back(
     for state in states(disk, random.Random(1)):
         for name, data in state.tree().items():
             assert KEY.encode() not in (data or b"").replace(LONGER.encode(), b""), name
+
+
+def test_a_partition_without_its_directory_holds_back_no_other(log: KafkaLog) -> None:
+    fill(log)
+    (number,) = {
+        file.file.partition
+        for file in log.erase("t", [KEY], now_ms=NOW).before.files
+        if file.found and file.file.kind is FileKind.LOG
+    }
+    assert number is not None
+    shutil.rmtree(log.root / f"t-{1 - number}")
+    assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
+    assert is_nowhere(log)
 
 
 def test_the_key_of_a_larger_one_stays(log: KafkaLog) -> None:

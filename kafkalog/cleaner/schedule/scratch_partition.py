@@ -142,9 +142,14 @@ class ScratchPartition:
                 self._late[log] = partial(self._bring, placed)
             else:
                 self._late[log] = self._pool.submit(self._bring, placed).result
-        if TopicConfig.parse(self._topic.config).max_compaction_lag_ms < layout.INT64_MAX:
+        # The plan looks at the first batch of each dirty segment if records may not wait for long,
+        # and at the time of a file whose records have none; a write in the background changes that.
+        is_looked_at = (
+            TopicConfig.parse(self._topic.config).max_compaction_lag_ms < layout.INT64_MAX
+        )
+        if is_looked_at or any(each.extent.max_timestamp < 0 for each in self.sources):
             for bring in self._late.values():
-                bring()  # the plan looks at the first batch of each dirty segment
+                bring()
 
     def restore_notes(self) -> None:
         """Write what the last cleaning has left."""

@@ -5,8 +5,8 @@ already. Then these partitions are cleaned by force, and replaced files are remo
 stay for `delete.retention.ms`: a follower that has not read them keeps the keys. With `now`, the
 tombstones of these keys go at once.
 
-Of a log in an object store the partitions are regrouped first, and the objects that a swap has
-dropped are the replaced files.
+In an object store, the partitions are regrouped first. The replaced files are the objects that a
+swap has dropped.
 
 The last scan proves that no file has the keys as of a commit, which it names. A writer that writes
 a key again, or commits a staged file with it, brings it back.
@@ -30,7 +30,13 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
 from kafkalog.erasure.store_erasure import StoreErasure
-from kafkalog.erasure.topic_files import LIVE, FileKind, topic_files
+from kafkalog.erasure.topic_files import (
+    LIVE,
+    FileKind,
+    partition_directories,
+    root_directories,
+    topic_files,
+)
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
@@ -281,11 +287,8 @@ def _remove_retired(
 
 def _sync_names(engine: Engine, topic: str) -> None:
     """Make durable which files are gone, also those that a dead process replaced or removed."""
-    partitions = {
-        engine.partition_directory(topic, number)
-        for number, _ in engine.state().topic(topic).present()
-    }
-    for directory in sorted({*engine.roots, *(each.parent for each in partitions), *partitions}):
+    partitions = partition_directories(engine, topic)
+    for directory in sorted({*root_directories(engine, partitions), *partitions}):
         # The scan tells of a directory that cannot be read; one that is missing has no file.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             files.sync_directory(directory)

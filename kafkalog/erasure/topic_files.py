@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -124,17 +124,25 @@ class TopicFile:
         return self.changed_ns // 1_000_000
 
 
+def partition_directories(engine: Engine, topic: str) -> dict[Path, int]:
+    """Return the directories of a topic's partitions, and their numbers; or UnknownTopicError."""
+    present = engine.state().topic(topic).present()
+    return {engine.partition_directory(topic, number): number for number, _ in present}
+
+
+def root_directories(engine: Engine, partitions: Iterable[Path]) -> set[Path]:
+    """Return the log directories: the engine's, and those that hold the partitions."""
+    return {*engine.roots, *(directory.parent for directory in partitions)}
+
+
 def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
     """List the files, by path; raises UnknownTopicError, OSError.
 
     Special files are left out. Unreadable entries and links to directories are listed with a fault.
     """
     state = engine.state()
-    partitions = {
-        engine.partition_directory(topic, number): number
-        for number, _ in state.topic(topic).present()
-    }
-    roots = {*engine.roots, *(directory.parent for directory in partitions)}
+    partitions = partition_directories(engine, topic)
+    roots = root_directories(engine, partitions)
     deleted = {
         engine.root / layout.deleted_directory(gone.name, number, gone.topic_id): gone.remove_at_ms
         for gone in state.deleting.values()

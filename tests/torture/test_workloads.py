@@ -168,8 +168,8 @@ def has_copied(done: Done) -> bool:
     if done.before.keys() == done.after.keys():
         return False
     now = done.after["c"].partitions[0]
-    commits = [act for act in done.recorder.acts if isinstance(act, Sync)]
-    return now.high_watermark > len(now.rows) > 3 and len(commits) > 3
+    syncs = [act for act in done.recorder.acts if isinstance(act, Sync)]
+    return now.high_watermark > len(now.rows) > 3 and len(syncs) > 3
 
 
 def has_erased(done: Done) -> bool:

@@ -444,6 +444,11 @@ def _only_cleaned(content: Content) -> Content:
     }
 
 
+def _cleaned_below_tombstone(content: Content) -> Content:
+    """The tombstones are written, and the cleaner left out their object, which was missing."""
+    return _half_erased(_only_cleaned(content))
+
+
 def _copy(log: ObjectLog) -> None:
     copy(log, ObjectLog(other(log.address, "copy")), now_ms=LATER_MS)
 
@@ -520,7 +525,7 @@ _ALL: Final = (
     Operation("sweep", lambda log: log.sweep_staged(now_ms=WEEK_MS)),
     Operation("collect", _collect),
     Operation("pass_by", _pass_by),
-    Operation("erase", _erase, _erased, (_half_erased, _only_cleaned)),
+    Operation("erase", _erase, _erased, (_half_erased, _only_cleaned, _cleaned_below_tombstone)),
     Operation("copy", _copy, _copied, (_half_copied,)),
     Operation("create_log", _create_log),
     Operation("read", _read),

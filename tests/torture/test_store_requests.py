@@ -39,6 +39,7 @@ def test_a_commit_is_there_once_whatever_becomes_of_its_create(bench: Bench, fau
         "commit+collect:3:stopped:same",
         "read:1:404:new",
         "erase:84:404:same",
+        "erase:96:404:new",
         "alter+alter:2:stopped:same",
     ],
 )

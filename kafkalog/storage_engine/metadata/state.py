@@ -14,6 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import lt
 from types import MappingProxyType
 from typing import Any
 
@@ -64,12 +65,13 @@ class PartitionState:
 
 
 _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
+_LEAST = tuple(-int(name in {"leader_epoch", "producer_snapshot"}) for name in _PARTITION_FIELDS)
 
 
 def _partition_state(values: Sequence[int]) -> PartitionState:
     fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
-    if fields and not -1 <= min(fields) <= max(fields) <= layout.INT64_MAX:
-        raise ValueError(f"{fields}: expected numbers from -1 to {layout.INT64_MAX}")
+    if any(map(lt, fields, _LEAST)) or max(fields, default=0) > layout.INT64_MAX:
+        raise ValueError(f"{fields}: expected numbers to {layout.INT64_MAX}, from {[*_LEAST]} on")
     found = PartitionState(*fields)
     if found.leader_epoch > layout.INT32_MAX:
         raise ValueError(f"{found.leader_epoch}: expected a leader epoch of 32 bits")

@@ -57,12 +57,23 @@ def test_a_new_journal_is_empty(path: Path) -> None:
     assert Journal(path).is_recovered()
 
 
-def test_what_could_not_be_read_again_is_not_written(path: Path) -> None:
+@pytest.mark.parametrize(
+    "state",
+    [
+        PartitionState(high_watermark=2**63),
+        PartitionState(high_watermark=-1),
+        PartitionState(active_size=-1),
+        PartitionState(leader_epoch=-2),
+        PartitionState(producer_snapshot=-2),
+        PartitionState(leader_epoch=2**31),
+    ],
+)
+def test_what_could_not_be_read_again_is_not_written(path: Path, state: PartitionState) -> None:
     journal = filled(path)
     before = path.read_bytes()
     change = Change()
-    change.partition("t", 0, PartitionState(high_watermark=2**63))
-    with pytest.raises(ValueError, match="expected numbers"):
+    change.partition("t", 0, state)
+    with pytest.raises(ValueError, match="expected"):
         journal.append(change.record(1))
     assert path.read_bytes() == before
     journal.append(partition_change(7))

@@ -82,7 +82,7 @@ class PartitionCleaner:
         `error` has the reason of a failure. Raises LockedByBrokerError.
         """
         known = self.engine.state().topics.get(topic)
-        if known is None or partition not in dict(known.present()):
+        if known is None or not known.is_here(partition):
             return None  # deleted, or created again with fewer partitions
         stats = CleanerStats(topic, partition)
         pace = _Pace(self, self.engine.partition_directory(topic, partition), stats)

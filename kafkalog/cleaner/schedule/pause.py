@@ -45,7 +45,7 @@ def abort_and_pause(log: Engine | OpenedLog, topic: str, partition: int) -> Iter
     known = engine.describe(topic)
     if engine.read_only:
         raise InvalidInputError(f"{engine.root}: the log is only read, so it is not cleaned")
-    if partition not in dict(known.present()):
+    if not known.is_here(partition):
         raise InvalidInputError(
             f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
         )

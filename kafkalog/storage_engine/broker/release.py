@@ -280,7 +280,7 @@ class _Releasing:
             assert parsed is not None
             topic, number = parsed
             known = state.topics.get(topic)
-            is_recorded = known is not None and number in dict(known.present())
+            is_recorded = known is not None and known.is_here(number)
             if not is_recorded and partition_directory.is_leftover(directory):
                 target = self.root / layout.deleted_directory(topic, number, new_topic_id())
                 files.rename(directory, target)

@@ -95,6 +95,10 @@ class TopicState:
             if number not in self.absent:
                 yield number, state
 
+    def is_here(self, number: object) -> bool:
+        """Return whether the topic has a partition in this log."""
+        return number in range(len(self.partitions)) and number not in self.absent
+
     def check_has(self, number: object) -> None:
         """Raise InvalidInputError for a partition that the topic does not have anywhere."""
         if not 0 <= whole_number("partition", number) < len(self.partitions):

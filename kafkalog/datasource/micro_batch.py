@@ -124,7 +124,7 @@ def held_partition(partition: TopicPartition, state: State) -> PartitionState | 
     """Return the state of a partition; None if it is gone, or not in these directories."""
     topic = state.topics.get(partition.topic)
     number = partition.partition
-    if topic is None or number >= len(topic.partitions) or number in topic.absent:
+    if topic is None or not topic.is_here(number):
         return None
     return topic.partitions[number]
 

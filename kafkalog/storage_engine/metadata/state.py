@@ -65,13 +65,14 @@ class PartitionState:
 
 
 _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
-_LEAST = tuple(-int(name in {"leader_epoch", "producer_snapshot"}) for name in _PARTITION_FIELDS)
+_MAY_BE_NONE = {"leader_epoch", "producer_snapshot"}  # -1
+_LEAST = tuple(-1 if name in _MAY_BE_NONE else 0 for name in _PARTITION_FIELDS)
 
 
 def _partition_state(values: Sequence[int]) -> PartitionState:
     fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
     if any(map(lt, fields, _LEAST)) or max(fields, default=0) > layout.INT64_MAX:
-        raise ValueError(f"{fields}: expected numbers to {layout.INT64_MAX}, from {[*_LEAST]} on")
+        raise ValueError(f"{fields}: expected numbers from {[*_LEAST]} to {layout.INT64_MAX}")
     found = PartitionState(*fields)
     if found.leader_epoch > layout.INT32_MAX:
         raise ValueError(f"{found.leader_epoch}: expected a leader epoch of 32 bits")

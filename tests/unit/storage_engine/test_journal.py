@@ -65,7 +65,6 @@ def test_a_new_journal_is_empty(path: Path) -> None:
         PartitionState(active_size=-1),
         PartitionState(leader_epoch=-2),
         PartitionState(producer_snapshot=-2),
-        PartitionState(leader_epoch=2**31),
     ],
 )
 def test_what_could_not_be_read_again_is_not_written(path: Path, state: PartitionState) -> None:
@@ -73,7 +72,7 @@ def test_what_could_not_be_read_again_is_not_written(path: Path, state: Partitio
     before = path.read_bytes()
     change = Change()
     change.partition("t", 0, state)
-    with pytest.raises(ValueError, match="expected"):
+    with pytest.raises(ValueError, match="expected numbers"):
         journal.append(change.record(1))
     assert path.read_bytes() == before
     journal.append(partition_change(7))

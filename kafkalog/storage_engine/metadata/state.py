@@ -69,13 +69,23 @@ _MAY_BE_NONE = {"leader_epoch", "producer_snapshot"}  # -1
 _LEAST = tuple(-1 if name in _MAY_BE_NONE else 0 for name in _PARTITION_FIELDS)
 
 
+def numbers(values: Iterable[Any], least: Sequence[int]) -> list[int]:
+    """Return numbers of a change; raises ValueError below the least, or for more than 64 bits."""
+    found = [*map(int, values)]
+    if any(map(lt, found, least)) or max(found, default=0) > layout.INT64_MAX:
+        raise ValueError(f"{found}: expected numbers from {[*least]} to {layout.INT64_MAX}")
+    return found
+
+
+def check_leader_epoch(epoch: int) -> None:
+    """Raise ValueError for a leader epoch that a batch cannot have."""
+    if epoch > layout.INT32_MAX:
+        raise ValueError(f"{epoch}: expected a leader epoch of 32 bits")
+
+
 def _partition_state(values: Sequence[int]) -> PartitionState:
-    fields = [int(value) for value in values[: len(_PARTITION_FIELDS)]]
-    if any(map(lt, fields, _LEAST)) or max(fields, default=0) > layout.INT64_MAX:
-        raise ValueError(f"{fields}: expected numbers from {[*_LEAST]} to {layout.INT64_MAX}")
-    found = PartitionState(*fields)
-    if found.leader_epoch > layout.INT32_MAX:
-        raise ValueError(f"{found.leader_epoch}: expected a leader epoch of 32 bits")
+    found = PartitionState(*numbers(values[: len(_PARTITION_FIELDS)], _LEAST))
+    check_leader_epoch(found.leader_epoch)
     return found
 
 
@@ -179,8 +189,9 @@ class State:
                 deleting.pop(topic_id, None)
                 continue
             name, count, remove_at_ms = deleted
-            _check_topic(name, topic_id, int(count))
-            deleting[topic_id] = DeletedTopic(name, topic_id, int(count), int(remove_at_ms))
+            topic = DeletedTopic(name, topic_id, *numbers((count, remove_at_ms), (0, 0)))
+            _check_topic(name, topic_id, topic.partitions)
+            deleting[topic_id] = topic
             if name in topics and topics[name].topic_id == topic_id:
                 del topics[name]
         for name, entry in change.get("topics", EMPTY).items():
@@ -211,8 +222,9 @@ class State:
             if fields is None:
                 writers.pop(writer, None)
             else:
-                writers[writer] = WriterState(*map(int, fields))
-        time_ms = int(change.get("time_ms", self.time_ms))
+                writers[writer] = WriterState(*numbers(fields, (0, 0, 0)))
+        given = change.get("time_ms", self.time_ms), change.get("rows", 0)
+        time_ms, rows = numbers(given, (0, 0))
         if "unsynced" not in change:
             return State(number, time_ms, topics, writers, synced_ms=time_ms, deleting=deleting)
         unsynced = dict(self.unsynced)
@@ -221,7 +233,7 @@ class State:
                 before = self.topics[name].partitions[partition]
                 start = before.active_base, before.active_size
                 unsynced.setdefault((name, partition), start)
-        rows = self.unsynced_rows + int(change.get("rows", 0))
+        rows += self.unsynced_rows
         return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms, deleting)
 
     def snapshot(self) -> dict[str, Any]:
@@ -241,6 +253,8 @@ class State:
 
 
 def _check_topic(name: str, topic_id: str, partitions: int) -> None:
+    if fault := layout.topic_name_fault(name):
+        raise ValueError(fault)
     if not _TOPIC_ID.fullmatch(topic_id):
         raise ValueError(f"topic {name!r}: {topic_id!r} is no topic id")
     if not 0 < partitions <= layout.PARTITIONS_MAX:

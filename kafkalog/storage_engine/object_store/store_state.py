@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.state import EMPTY, Change, State
+from kafkalog.storage_engine.metadata.state import (
+    EMPTY,
+    Change,
+    State,
+    check_leader_epoch,
+    numbers,
+)
 from kafkalog.storage_engine.object_store.failure import SweptError
 from kafkalog.storage_engine.object_store.layered_map import LayeredMap
 from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequence
@@ -22,6 +28,8 @@ SNAPSHOT_COMMITS: Final = 500
 SNAPSHOT_BYTES: Final = 8 << 20
 _NUMBERS_BEFORE_GAPS: Final = 7
 """The numbers of an extent that an early release wrote, which counted no gaps."""
+_LEAST: Final = (0, 0, 0, 0, 0, -1, -1, -1)
+"""The least number of each field of an extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,15 +237,14 @@ def _object_values(each: DataObject) -> list[Any]:
 def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     """Return an object of a commit, or one of a snapshot, whose values name its commit."""
     size, extents, *rest = values
-    numbers = [*map(int, rest), *[0, 0, time_ms][len(rest) :]]
-    added_at, side_size, added_ms = numbers
+    given = (size, *rest, *(0, 0, time_ms)[len(rest) :])
+    size, added_at, side_size, added_ms = numbers(given, (0, 0, 0, 0))
     found = tuple(map(_extent, extents))
     end = max((extent.position + extent.size for extent in found), default=0)
-    if side_size < 0 or int(size) < end:
+    # Only a cleaned segment may be empty.
+    if size < end or not (side_size or all(extent.size for extent in found)):
         raise ValueError(f"{values}: no object")
-    if not side_size and not all(extent.size for extent in found):
-        raise ValueError(f"{values}: no object")  # only a cleaned segment may be empty
-    return DataObject(int(size), added_at or number, found, side_size, added_ms)
+    return DataObject(size, added_at or number, found, side_size, added_ms)
 
 
 def _cleaned_values(cleaned: Cleaned) -> list[Any]:
@@ -246,12 +253,14 @@ def _cleaned_values(cleaned: Cleaned) -> list[Any]:
 
 def _cleaned(values: Sequence[Any]) -> Cleaned:
     first_dirty_offset, time_ms, notes = values
-    return Cleaned(int(first_dirty_offset), int(time_ms), dict(notes))
+    first_dirty_offset, time_ms = numbers((first_dirty_offset, time_ms), (0, 0))
+    return Cleaned(first_dirty_offset, time_ms, dict(notes))
 
 
 def _dead(values: Any, time_ms: int) -> Dead:
     """Return a dropped object of a snapshot; an early release knew no time, so it is the last."""
-    return Dead(values, time_ms) if isinstance(values, int) else Dead(*map(int, values))
+    given = (values, time_ms) if isinstance(values, int) else values
+    return Dead(*numbers(given, (0, 0, 0)))
 
 
 def _place(topic_id: str, partition: int) -> str:
@@ -259,15 +268,25 @@ def _place(topic_id: str, partition: int) -> str:
 
 
 def _extent(values: Sequence[Any]) -> Extent:
-    topic_id, *numbers = values
-    known = [*map(int, numbers)]
-    if len(known) == _NUMBERS_BEFORE_GAPS:
-        known.append(-1)
-    found = Extent(str(topic_id), *known)
-    is_short = found.next_offset <= found.base_offset
-    if is_short or min(known[:4]) < 0 or min(known[4:]) < -1:
+    topic_id, *given = values
+    gaps = (-1,) if len(given) == _NUMBERS_BEFORE_GAPS else ()
+    found = Extent(str(topic_id), *numbers((*given, *gaps), _LEAST))
+    check_leader_epoch(found.leader_epoch)
+    if found.next_offset <= found.base_offset:
         raise ValueError(f"{values}: no extent")
     return found
+
+
+def _check_partitions(log: State, added: Mapping[str, DataObject]) -> None:
+    """Raise IndexError for an extent of a partition that its topic does not have.
+
+    The topic may be gone: a commit that deletes it can precede the one that adds the object.
+    """
+    counts = {topic.topic_id: len(topic.partitions) for topic in log.topics.values()}
+    for name, each in added.items():
+        for extent in each.extents:
+            if extent.partition >= counts.get(extent.topic_id, layout.PARTITIONS_MAX):
+                raise IndexError(f"{name}: no partition {extent.partition} of {extent.topic_id}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +346,7 @@ class StoreState:
         for name, values in change.get("objects", EMPTY).items():
             layout.seen_by_stored(name)
             added[name] = _object(values, number, log.time_ms)
+        _check_partitions(log, added)
         gone = {name: Dead(number, log.time_ms, objects[name].side_size) for name in dropped}
         if dropped or added:
             index = index.after({name: objects[name] for name in dropped}, added)
@@ -338,9 +358,10 @@ class StoreState:
         fresh = self.fresh + sum(not layout.is_stored_segment(name) for name in added)
         fresh -= sum(not layout.is_stored_segment(name) for name in dropped)
         cleaned = self._cleaned_after(log, change)
-        swept = max(self.swept, int(change.get("swept", -1)))
+        given = (change.get("swept", -1), change.get("forgotten_seen", -1))
+        swept, last = numbers(given, (-1, -1))
         seen = max(map(layout.seen_by_stored, forgotten), default=-1)
-        last = max(self.forgotten, seen, int(change.get("forgotten_seen", -1)))
+        swept, last = max(self.swept, swept), max(self.forgotten, seen, last)
         return StoreState(log, objects, dead, cleaned, swept, fresh, last, index=index)
 
     def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:

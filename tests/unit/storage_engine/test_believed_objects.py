@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 from crc32c import crc32c
@@ -10,10 +12,13 @@ from crc32c import crc32c
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import footer_of
+from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
+from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.side_object import SideObject
-from kafkalog.storage_engine.object_store.store_state import StoreState
-from tests.unit.storage_engine.store_log import memory_address
+from kafkalog.storage_engine.object_store.store_state import StoreState, _values
+from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
 
 NO_TABLES = [b"{", b"\xff", b"[[1]]", b'[["a", -1, 0]]', b"7", b"[" * 100_000]
 RUN = ["t", "id", 0, 0, 9, 1, -1]
@@ -46,30 +51,109 @@ def test_a_side_object_whose_table_lists_no_sections_is_damage(table: bytes) -> 
         side.section(layout.INDEX)
 
 
+TOPIC_ID = "A" * 22
+NAME = "segments/0/x.log"
+EXTENT = {
+    "topic_id": TOPIC_ID,
+    "partition": 0,
+    "position": 60,
+    "size": 40,
+    "base_offset": 0,
+    "next_offset": 5,
+    "leader_epoch": 0,
+    "max_timestamp": -1,
+    "gaps": 0,
+}
+BEYOND = layout.INT64_MAX + 1
+
+
+def adding(
+    size: int = 100, added_at: int = 0, side_size: int = 1, added_ms: int = 1, **extent: int | str
+) -> dict[str, Any]:
+    """Return a commit that adds one object with one extent, of a topic with two partitions."""
+    values = [*(EXTENT | extent).values()]
+    return {
+        "time_ms": 1,
+        "topics": {"t": {"id": TOPIC_ID, "partitions": 2, "config": {}}},
+        "objects": {NAME: [size, [values], added_at, side_size, added_ms]},
+    }
+
+
+def other(**changes: Any) -> dict[str, Any]:
+    return adding() | changes
+
+
 @pytest.mark.parametrize(
-    ("size", "side_size"), [(99, 0), (-1, 0), (100, -1)], ids=["too short", "negative", "its side"]
+    "change",
+    [
+        adding(),
+        adding(leader_epoch=-1),
+        adding(leader_epoch=layout.INT32_MAX),
+        adding(gaps=-1),
+        adding(partition=1),
+        adding(partition=7, topic_id="B" * 22),
+    ],
+    ids=["whole", "no epoch", "largest epoch", "gaps unknown", "last partition", "topic is gone"],
 )
-def test_an_object_that_is_shorter_than_its_extents_is_none(size: int, side_size: int) -> None:
-    extent = ["A" * 22, 0, 60, 40, 0, 5, 0, -1]
-    state = StoreState()
-
-    def change(size: int, side_size: int) -> dict[str, object]:
-        return {"time_ms": 1, "objects": {"segments/0/x.log": [size, [extent], 0, side_size]}}
-
-    state.apply(1, change(100, 1), 9)
-    with pytest.raises(ValueError, match="no object"):
-        state.apply(1, change(size, side_size), 9)
+def test_an_object_that_a_writer_can_have_made_is_believed(change: dict[str, Any]) -> None:
+    state = StoreState().apply(1, change, 9)
+    assert _values(state.objects[NAME].extents[0]) == change["objects"][NAME][1][0]
 
 
-def test_an_extent_may_have_no_leader_epoch() -> None:
-    extent = ["A" * 22, 0, 0, 40, 0, 5, -1, -1]
-    state = StoreState().apply(
-        1, {"time_ms": 1, "objects": {"segments/0/x.log": [40, [extent]]}}, 9
-    )
-    assert state.objects["segments/0/x.log"].extents[0].leader_epoch == -1
-    with pytest.raises(ValueError, match="no extent"):
-        extent[6] = -2
-        StoreState().apply(1, {"time_ms": 1, "objects": {"segments/0/x.log": [40, [extent]]}}, 9)
+@pytest.mark.parametrize(
+    "change",
+    [
+        adding(size=99),
+        adding(size=-1),
+        adding(added_at=-1),
+        adding(side_size=-1),
+        adding(added_ms=-1),
+        adding(added_ms=BEYOND),
+        adding(partition=-1),
+        adding(partition=2),
+        adding(position=-1),
+        adding(base_offset=-1),
+        adding(next_offset=0),
+        adding(next_offset=BEYOND),
+        adding(leader_epoch=-2),
+        adding(leader_epoch=layout.INT32_MAX + 1),
+        adding(max_timestamp=-2),
+        adding(max_timestamp=BEYOND),
+        adding(gaps=-2),
+        other(time_ms=-1),
+        other(time_ms=BEYOND),
+        other(swept=-2),
+        other(forgotten_seen=BEYOND),
+        other(cleaned={"t-0": [-1, 0, {}]}),
+        other(cleaned={"t-0": [0, BEYOND, {}]}),
+        other(dead={NAME: [0, -1, 0]}),
+        other(writers={"w": [-1, 0, 0]}),
+        other(writers={"w": [0, BEYOND, 0]}),
+        other(deleting={TOPIC_ID: ["t", 2, BEYOND]}),
+        other(topics={"../t": {"id": TOPIC_ID, "partitions": 2, "config": {}}}),
+    ],
+    ids=str,
+)
+def test_a_commit_with_a_number_or_a_name_that_no_writer_makes_is_refused(
+    change: dict[str, Any],
+) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        StoreState().apply(1, change, 9)
+
+
+def test_such_a_commit_in_a_log_is_damage_of_the_log() -> None:
+    address = memory_address()
+    assert CommitLog.create(WithoutProbe(address))
+    log = ObjectLog(address)
+    log.create_topic("t", 1)
+    name = layout.stored_commit(log.store_state().number)
+    found = log.client.get(name)
+    assert found is not None
+    commit = NumberedObject.decode(name, layout.STORED_COMMIT_MAGIC, found.data)
+    wrong = dataclasses.replace(commit, content=adding(partition=2))
+    log.client.put_unique(name, wrong.encode())
+    with pytest.raises(CorruptLogError, match="no partition 2"):
+        ObjectLog(address)
 
 
 def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:
@@ -79,7 +163,7 @@ def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:
         return state.objects["segments/0/x.log"].extents[0].gaps
 
     assert (gaps_of(), gaps_of(0), gaps_of(3)) == (-1, 0, 3)
-    with pytest.raises(ValueError, match="no extent"):
+    with pytest.raises(ValueError, match="expected numbers"):
         gaps_of(-2)
     with pytest.raises(TypeError):
         gaps_of(0, 0)

@@ -18,7 +18,7 @@ from operator import lt
 from types import MappingProxyType
 from typing import Any
 
-from kafkalog.errors import InvalidInputError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.metadata.config import as_texts
@@ -75,6 +75,15 @@ def numbers(values: Iterable[Any], least: Sequence[int]) -> list[int]:
     if any(map(lt, found, least)) or max(found, default=0) > layout.INT64_MAX:
         raise ValueError(f"{found}: expected numbers from {[*least]} to {layout.INT64_MAX}")
     return found
+
+
+def check_log_end(place: object, next_offset: int) -> None:
+    """Raise StorageError if the log of a partition cannot end there: offsets have 64 bits."""
+    if next_offset > layout.INT64_MAX:
+        raise StorageError(
+            f"{place}: expected a log end of at most {layout.INT64_MAX}, found {next_offset}: "
+            "no more offsets are left; write to another partition"
+        )
 
 
 def check_leader_epoch(epoch: int) -> None:

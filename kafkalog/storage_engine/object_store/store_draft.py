@@ -6,8 +6,14 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.log_change import LogChange
-from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.metadata.state import (
+    PartitionState,
+    State,
+    TopicState,
+    check_log_end,
+)
 from kafkalog.storage_engine.object_store.store_state import (
     Cleaned,
     Extent,
@@ -34,7 +40,10 @@ class StoreDraft(LogChange):
     def append(
         self, messages: Iterable[StagedMessage]
     ) -> Mapping[tuple[str, int], tuple[int, int]]:
-        """Append the objects of messages; return (first, next) offset per (topic, partition)."""
+        """Append the objects of messages; return (first, next) offset per (topic, partition).
+
+        Raises StorageError at the largest offset.
+        """
         for message in messages:
             self._append(message)
         return {
@@ -50,6 +59,7 @@ class StoreDraft(LogChange):
             state = known.partitions[run.partition]
             start = self._ends.get(place, state.high_watermark)
             end = self._ends[place] = start + run.rows
+            check_log_end(layout.partition_directory(*place), end)
             extents[run.file].append(
                 Extent(
                     known.topic_id,

@@ -31,7 +31,7 @@ from kafkalog.storage_engine.format import batch, layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.metadata.state import PartitionState, check_log_end
 from kafkalog.storage_engine.segment import gaps, partition_directory
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
@@ -242,7 +242,7 @@ class Appender:
                     f"offset {next_offset - first_offset} on (after {position - start}): the "
                     "staged file is damaged; write the batch again"
                 )
-            _check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
+            check_log_end(self.directory, next_offset + header.last_offset_delta + 1)
             with memoryview(pending) as view:
                 self.active.write(view[written:position])
             written = position
@@ -538,15 +538,6 @@ def _read_staged_header(
     return header if header.last_offset_delta >= 0 else None
 
 
-def _check_log_end(directory: Path, next_offset: int) -> None:
-    """Raise StorageError if a partition's log cannot end there: offsets have 64 bits."""
-    if next_offset > layout.INT64_MAX:
-        raise StorageError(
-            f"{directory}: expected a log end of at most {layout.INT64_MAX}, found {next_offset}: "
-            "no more offsets are left; write to another partition"
-        )
-
-
 def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
     """Stamp every batch of a staged segment in place, sync it, and return the next offset.
 
@@ -561,7 +552,7 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
                 what = f"a staged segment has no next batch at byte {position}"
                 raise StorageError(f"{directory}: {what}; run the batch again")
             end_offset = next_offset + header.last_offset_delta + 1
-            _check_log_end(directory, end_offset)
+            check_log_end(directory, end_offset)
             if end_offset - 1 - base_offset > layout.INT32_MAX:
                 raise StorageError(
                     f"{directory}: expected at most 2^31 rows in a staged segment, found more by "

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptLogError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.mixed_object import footer_of
@@ -141,19 +142,34 @@ def test_a_commit_with_a_number_or_a_name_that_no_writer_makes_is_refused(
         StoreState().apply(1, change, 9)
 
 
-def test_such_a_commit_in_a_log_is_damage_of_the_log() -> None:
+def with_last_commit(content: dict[str, Any]) -> StoreAddress:
+    """Return a log with a topic of one partition whose last commit has another content."""
     address = memory_address()
     assert CommitLog.create(WithoutProbe(address))
     log = ObjectLog(address)
     log.create_topic("t", 1)
+    log.append("t", [(b"k", b"v")])
     name = layout.stored_commit(log.store_state().number)
     found = log.client.get(name)
     assert found is not None
     commit = NumberedObject.decode(name, layout.STORED_COMMIT_MAGIC, found.data)
-    wrong = dataclasses.replace(commit, content=adding(partition=2))
-    log.client.put_unique(name, wrong.encode())
+    log.client.put_unique(name, dataclasses.replace(commit, content=content).encode())
+    return address
+
+
+def test_such_a_commit_in_a_log_is_damage_of_the_log() -> None:
     with pytest.raises(CorruptLogError, match="no partition 2"):
-        ObjectLog(address)
+        ObjectLog(with_last_commit(adding(partition=2)))
+
+
+def test_a_partition_at_the_largest_offset_takes_no_more_rows() -> None:
+    end = {"t": {"0": [layout.INT64_MAX - 1, 0, 0]}}
+    log = ObjectLog(with_last_commit({"time_ms": 1, "partitions": end}))
+    log.append("t", [(b"k", b"v")])
+    before = log.store_state()
+    with pytest.raises(StorageError, match=f"t-0: .* at most {layout.INT64_MAX}, found"):
+        log.append("t", [(b"k", b"v")])
+    assert log.store_state() == before
 
 
 def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:

@@ -4,15 +4,15 @@
     python -m tests.torture.fuzz --only FILE
 
 A decoder returns a value or raises a documented error. Anything else is a violation: another error,
-a death of the interpreter, more memory than its bound (not measured under AddressSanitizer), or
-more than 2 s of CPU (20 s under `coverage`).
+a death of the interpreter, more memory than its bound, or more than 2 s of CPU (20 s under
+`coverage`). The memory is not measured under AddressSanitizer.
 
 Five engines share the seconds. These are CPU seconds of all jobs and all decoders together (an hour
 in a full run). The engine `coverage` (atheris) looks for inputs that reach new lines, with the
 kernels as Python. The engine `hypothesis` puts numbers and pieces into seeds, and `mutation`
-changes seeds; both use the ordinary kernels. `bounds` and `sanitizers` are `mutation` with kernels
-that check bounds, and under AddressSanitizer and UBSan. All engines but `coverage` start from the
-seeds and the findings of `coverage`, and build on inputs that end at a new place. Most changed
+changes seeds; both use the ordinary kernels. `bounds` is `mutation` with kernels that check bounds.
+`sanitizers` is `mutation` under AddressSanitizer and UBSan. All engines but `coverage` start from
+the seeds and the findings of `coverage`, and build on inputs that end at a new place. Most changed
 inputs get valid checksums again. A full run is incomplete, and ends with 1, if it spends less,
 leaves out a decoder, or has no atheris.
 

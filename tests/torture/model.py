@@ -3,11 +3,10 @@
     python -m tests.torture.model [--quick] [--seed N] [--only SEED]
 
 The test draws logs of all codecs, segment sizes, timestamp types and budgets, with up to 50 steps
-each. Steps create, change and delete topics, append, run transactions, read, clean, apply
-retention, delete records, copy the log to an object store and back, kill the process, or use
-another one. Examples are drawn in groups. Each
-group has its own seed, which repeats it. A violation is printed as the shortest script that shows
-it.
+each. Steps create, change and delete topics, append, run transactions and read. They clean, apply
+retention and delete records. They copy the log to an object store and back, kill the process, or
+use another one. Examples are drawn in groups. Each group has its own seed, which repeats it. A
+violation is printed as the shortest script that shows it.
 """
 
 from __future__ import annotations

@@ -200,9 +200,9 @@ def _found() -> Iterator[str]:
     found = tomllib.loads(FOUND.read_text())["found"]
     yield "## Faults found and fixed\n"
     yield (
-        "Each item names its finder: a program, *limits* (tests of full disks, few descriptors,\n"
-        "jumping clocks), *old bugs* (the switch below) or *review* (a reader who tried to break\n"
-        "the code). Each has a test.\n"
+        "Each item names its finder, and has a test. The finder is a program or one of three\n"
+        "others. *Limits* are tests of full disks, few descriptors and jumping clocks. *Old bugs*\n"
+        "means the switch below. *Review* is a reader who tried to break the code.\n"
     )
     for one in found:
         yield _item(f"- **{one['by']}**: {' '.join(one['what'].split())}")

@@ -101,45 +101,56 @@ def test_an_object_that_a_writer_can_have_made_is_believed(change: dict[str, Any
     assert _values(state.objects[NAME].extents[0]) == change["objects"][NAME][1][0]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        adding(size=99),
-        adding(size=-1),
-        adding(added_at=-1),
-        adding(side_size=-1),
-        adding(added_ms=-1),
-        adding(added_ms=BEYOND),
-        adding(partition=-1),
-        adding(partition=2),
-        adding(position=-1),
-        adding(base_offset=-1),
-        adding(next_offset=0),
-        adding(next_offset=BEYOND),
-        adding(leader_epoch=-2),
-        adding(leader_epoch=layout.INT32_MAX + 1),
-        adding(max_timestamp=-2),
-        adding(max_timestamp=BEYOND),
-        adding(gaps=-2),
-        other(time_ms=-1),
-        other(time_ms=BEYOND),
-        other(swept=-2),
-        other(forgotten_seen=BEYOND),
-        other(cleaned={"t-0": [-1, 0, {}]}),
-        other(cleaned={"t-0": [0, BEYOND, {}]}),
-        other(dead={NAME: [0, -1, 0]}),
-        other(writers={"w": [-1, 0, 0]}),
-        other(writers={"w": [0, BEYOND, 0]}),
-        other(deleting={TOPIC_ID: ["t", 2, BEYOND]}),
-        other(topics={"../t": {"id": TOPIC_ID, "partitions": 2, "config": {}}}),
-    ],
-    ids=str,
-)
+NUMBERS = "expected numbers from"
+REFUSED = [
+    (adding(size=99), "no object"),
+    (adding(size=-1), NUMBERS),
+    (adding(added_at=-1), NUMBERS),
+    (adding(side_size=-1), NUMBERS),
+    (adding(added_ms=-1), NUMBERS),
+    (adding(added_ms=BEYOND), NUMBERS),
+    (adding(partition=-1), NUMBERS),
+    (adding(partition=2), "no partition 2 of A"),
+    (adding(position=-1), NUMBERS),
+    (adding(base_offset=-1), NUMBERS),
+    (adding(next_offset=0), "no extent"),
+    (adding(next_offset=BEYOND), NUMBERS),
+    (adding(leader_epoch=-2), NUMBERS),
+    (adding(leader_epoch=layout.INT32_MAX + 1), "a leader epoch of 32 bits"),
+    (adding(max_timestamp=-2), NUMBERS),
+    (adding(max_timestamp=BEYOND), NUMBERS),
+    (adding(gaps=-2), NUMBERS),
+    (other(time_ms=-1), NUMBERS),
+    (other(time_ms=BEYOND), NUMBERS),
+    (other(swept=-2), NUMBERS),
+    (other(forgotten_seen=BEYOND), NUMBERS),
+    (other(cleaned={"t-0": [-1, 0, {}]}), NUMBERS),
+    (other(cleaned={"t-0": [0, BEYOND, {}]}), NUMBERS),
+    (other(dead={NAME: [0, -1, 0]}), NUMBERS),
+    (other(writers={"w": [-1, 0, 0]}), NUMBERS),
+    (other(writers={"w": [0, BEYOND, 0]}), NUMBERS),
+    (other(deleting={TOPIC_ID: ["t", 2, BEYOND]}), NUMBERS),
+    (other(topics={"../t": {"id": TOPIC_ID, "partitions": 2, "config": {}}}), "is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), REFUSED)
 def test_a_commit_with_a_number_or_a_name_that_no_writer_makes_is_refused(
-    change: dict[str, Any],
+    change: dict[str, Any], expected: str
 ) -> None:
-    with pytest.raises((ValueError, IndexError)):
+    with pytest.raises((ValueError, IndexError), match=expected):
         StoreState().apply(1, change, 9)
+
+
+def test_only_an_object_with_a_side_object_may_be_empty() -> None:
+    extent = [*(EXTENT | {"size": 0}).values()]
+
+    def change(side_size: int) -> dict[str, Any]:
+        return other(objects={NAME: [60, [extent], 0, side_size]})
+
+    assert StoreState().apply(1, change(1), 9).objects[NAME].side_size == 1
+    with pytest.raises(ValueError, match="no object"):
+        StoreState().apply(1, change(0), 9)
 
 
 def with_last_commit(content: dict[str, Any]) -> StoreAddress:

@@ -16,6 +16,7 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.log.log_engine import now_of
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
@@ -47,9 +48,10 @@ class KafkaLog:
     InvalidInputError in an object store.
 
     Offsets are ints, a range `[start, end)` leaves its end out, and times are epoch milliseconds.
-    `now_ms` is the time of an act: by default the clock's. Every method raises
-    StorageError where the disk fails. Methods that write raise InvalidInputError where the log is
-    only read or closed, and LockedByBrokerError where a broker holds it.
+    `now_ms` is the time of an act: by default the clock's. One that is negative, or no whole number
+    of 64 bits, raises InvalidInputError. Every method raises StorageError where the disk fails.
+    Methods that write raise InvalidInputError where the log is only read or closed, and
+    LockedByBrokerError where a broker holds it.
     """
 
     def __init__(
@@ -457,4 +459,5 @@ class KafkaLog:
 
 
 def _clock(now_ms: int | None) -> Callable[[], int]:
-    return clock.now_ms if now_ms is None else lambda: now_ms
+    given = now_of(now_ms)
+    return clock.now_ms if now_ms is None else lambda: given

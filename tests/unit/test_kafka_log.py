@@ -123,6 +123,33 @@ def test_deleted_records_are_not_read(filled: KafkaLog) -> None:
     assert filled.offsets("t") == {0: (12, 13)}
 
 
+@pytest.mark.parametrize(
+    ("now_ms", "fault"),
+    [(-1, "from 0 to"), (1 << 63, "from 0 to"), (1.5, "a whole number"), (True, "a whole number")],
+)
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda log, now_ms: log.create_topic("u", now_ms=now_ms),
+        lambda log, now_ms: log.alter_topic("t", {"retention.ms": "7"}, now_ms=now_ms),
+        lambda log, now_ms: log.delete_topic("t", now_ms=now_ms),
+        lambda log, now_ms: log.append("t", [("k", "v")], now_ms=now_ms),
+        lambda log, now_ms: log.delete_records("t", 0, 1, now_ms=now_ms),
+        lambda log, now_ms: log.clean("t", now_ms=now_ms),
+        lambda log, now_ms: log.status(now_ms=now_ms),
+        lambda log, now_ms: log.explain("t", now_ms=now_ms),
+    ],
+    ids=["create", "alter", "delete", "append", "delete records", "clean", "status", "explain"],
+)
+def test_a_time_that_no_commit_can_have_is_refused(
+    filled: KafkaLog, act: Callable[[KafkaLog, Any], Any], now_ms: Any, fault: str
+) -> None:
+    before = filled.describe("t")
+    with pytest.raises(InvalidInputError, match=f"now_ms: expected .*{fault}"):
+        act(filled, now_ms)
+    assert (filled.topics(), filled.describe("t")) == (["t"], before)
+
+
 @pytest.mark.parametrize("place", [OBJECT_STORE], indirect=True)
 @pytest.mark.parametrize(
     "act",

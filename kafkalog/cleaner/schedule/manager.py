@@ -22,6 +22,7 @@ from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.log.log_engine import now_of
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.reading.pins import sweep_pins
@@ -121,7 +122,7 @@ def clean_and_retain(
     `clean` raise.
     """
     check_cleanable(engine)
-    at_ms = clock.now_ms() if now_ms is None else now_ms
+    at_ms = now_of(now_ms)
     results = clean(
         engine,
         topic,

@@ -9,6 +9,8 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.log.log_store import LogStore
@@ -235,5 +237,11 @@ class LogEngine(LogStore):
 
 
 def now_of(now_ms: int | None) -> int:
-    """Return a given time, or the clock's."""
-    return clock.now_ms() if now_ms is None else now_ms
+    """Return a given time, or the clock's. Raises InvalidInputError if no commit can have it."""
+    if now_ms is None:
+        return clock.now_ms()
+    if not 0 <= (given := whole_number("now_ms", now_ms)) <= layout.INT64_MAX:
+        raise InvalidInputError(
+            f"now_ms: expected epoch milliseconds from 0 to {layout.INT64_MAX}, found {given}"
+        )
+    return given

@@ -66,7 +66,7 @@ class DataObject:
     side_size: int = 0
     """The size of the object with the indexes of a segment object; 0 if there is none."""
     added_ms: int = 0
-    """The time of the commit that added it (epoch ms)."""
+    """The time of the commit that added its records (epoch ms); -1 if it replaced empty ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _object(values: Sequence[Any], number: int, time_ms: int) -> DataObject:
     """Return an object of a commit, or one of a snapshot, whose values name its commit."""
     size, extents, *rest = values
     given = (size, *rest, *(0, 0, time_ms)[len(rest) :])
-    size, added_at, side_size, added_ms = numbers(given, (0, 0, 0, 0))
+    size, added_at, side_size, added_ms = numbers(given, (0, 0, 0, -1))
     found = tuple(map(_extent, extents))
     end = max((extent.position + extent.size for extent in found), default=0)
     # Only a cleaned segment may be empty.

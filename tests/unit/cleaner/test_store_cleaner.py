@@ -268,6 +268,19 @@ def test_a_section_of_which_nothing_stays_is_read_and_cleaned_again(log: ObjectL
     assert records(ObjectLog(log.address)) == records(log)
 
 
+def test_two_empty_segments_become_one(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"delete.retention.ms": "0", "segment.bytes": "1500"})
+    for number in range(4):
+        log.append("t", [("key", b"%d" % number * 2_000)], now_ms=NOW_MS)
+        run(log, NOW_MS + number)
+    state = ObjectLog(log.address).store_state()
+    found = state.extents(log.describe("t").topic_id, 0)
+    assert [(e.base_offset, e.next_offset) for _, e in found] == [(0, 2), (2, 3), (3, 4)]
+    assert [each.extent.size > 0 for each in found] == [False, False, True]
+    assert [state.time_of(each) for each in found] == [-1, -1, NOW_MS]
+    assert records(ObjectLog(log.address))["t", 0] == [(3, b"key", b"3" * 2_000)]
+
+
 def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: ObjectLog) -> None:
     lags = {"min.compaction.lag.ms": "5000", "max.compaction.lag.ms": "100000"}
     log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9"})

@@ -93,8 +93,17 @@ def other(**changes: Any) -> dict[str, Any]:
         adding(gaps=-1),
         adding(partition=1),
         adding(partition=7, topic_id="B" * 22),
+        adding(added_ms=-1),
     ],
-    ids=["whole", "no epoch", "largest epoch", "gaps unknown", "last partition", "topic is gone"],
+    ids=[
+        "whole",
+        "no epoch",
+        "largest epoch",
+        "gaps unknown",
+        "last partition",
+        "topic is gone",
+        "replaced empty ones",
+    ],
 )
 def test_an_object_that_a_writer_can_have_made_is_believed(change: dict[str, Any]) -> None:
     state = StoreState().apply(1, change, 9)
@@ -107,7 +116,7 @@ REFUSED = [
     (adding(size=-1), NUMBERS),
     (adding(added_at=-1), NUMBERS),
     (adding(side_size=-1), NUMBERS),
-    (adding(added_ms=-1), NUMBERS),
+    (adding(added_ms=-2), NUMBERS),
     (adding(added_ms=BEYOND), NUMBERS),
     (adding(partition=-1), NUMBERS),
     (adding(partition=2), "no partition 2 of A"),

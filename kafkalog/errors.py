@@ -6,6 +6,7 @@ KafkaLogError
 │   └── MomentPassedError            a cleaning has removed records that a read needs
 ├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
 │   ├── CorruptBatchError            a record batch
+│   │   └── OversizedBatchError      one that decompresses to more than kafkalog reads
 │   └── CorruptJournalError          the `commit` file
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
 ├── CommitConflictError              a batch id below the writer's last one
@@ -32,6 +33,7 @@ __all__ = [
     "LockedByBrokerError",
     "MomentPassedError",
     "OffsetOutOfRangeError",
+    "OversizedBatchError",
     "StorageError",
     "UnknownTopicError",
 ]
@@ -86,6 +88,12 @@ class CorruptLogError(KafkaLogError):
 
 class CorruptBatchError(CorruptLogError):
     """A record batch is truncated, has a wrong checksum, or does not decode."""
+
+
+class OversizedBatchError(CorruptBatchError):
+    """A batch decompresses to more bytes than kafkalog reads; nothing says that it is damaged."""
+
+    advice = "this is a limit of kafkalog's, not damage: read the batch with Kafka's own consumer"
 
 
 class CorruptJournalError(CorruptLogError):

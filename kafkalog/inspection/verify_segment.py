@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.errors import CorruptBatchError, CorruptLogError
+from kafkalog.errors import CorruptBatchError, CorruptLogError, OversizedBatchError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_transactions import TransactionCheck
@@ -225,7 +225,9 @@ def _records(chunk: ScannedBatches) -> Iterator[Finding]:
             for _ in chunk.records(selection):
                 pass
         except CorruptBatchError as fault:
-            yield Finding(Path(chunk.path), fault.position, str(fault.expected), str(fault.found))
+            is_damage = not isinstance(fault, OversizedBatchError)
+            words = str(fault.expected), str(fault.found)
+            yield Finding(Path(chunk.path), fault.position, *words, is_damage=is_damage)
             rest = table.positions[selection] + chunk.file_position > fault.position
             selection = selection[rest]
         else:

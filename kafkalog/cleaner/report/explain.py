@@ -7,15 +7,14 @@ files are read, and the header of an open transaction's first batch.
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
 from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans
+from kafkalog.cleaner.schedule.scheduler import Plans, may_be_cleaned
 from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
 from kafkalog.errors import KafkaLogError
@@ -70,7 +69,9 @@ class Explanation:
         if "cleaning" in codes:
             return "is being cleaned"
         if self.is_due:
-            return "is due, and no cleaner runs" if "no cleaner" in codes else "will be cleaned"
+            if "cleaner" not in codes:
+                return "is due, and no cleaner runs" if "no cleaner" in codes else "is due"
+            return "will be tried again" if "uncleanable" in codes else "will be cleaned"
         if codes & {"empty", "all clean"}:
             return "is clean"
         return "is not cleaned now" if codes & _REFUSALS else "is not due"
@@ -115,18 +116,23 @@ def _explained(
         unreadable = _told(Reason("unreadable", text, remedy), engine, topic)
         return Explanation(topic, partition, False, (unreadable,))
     found = [*_refusals(engine, log, now_ms)]
-    is_refused = bool(found)
+    known = plans.state.topics[topic]
+    is_tried = may_be_cleaned(engine, topic, known, partition, now_ms) and all(
+        one.code == "uncleanable" for one in found
+    )
     if log.config.is_compacted:
         if log.is_eligible:
-            found += _reasons_to_clean(log)
-            found += [one for _, one in _barriers(engine, log, state, plans)]
+            reasons = [*_reasons_to_clean(log)]
+            reasons += [one for _, one in _barriers(engine, log, state, plans)]
         else:
-            found += waits(engine, log, state, plans)
-        if not is_refused:
+            reasons = [*waits(engine, log, state, plans)]
+        # Where cleaners are kept away, what helps otherwise does not.
+        found += [one if not found else replace(one, remedy=None) for one in reasons]
+        if is_tried:
             found += _cleaners(log, state, is_running)
         found += _tombstones(log, now_ms)
     findings = tuple(_told(one, engine, topic) for one in found)
-    return Explanation(topic, partition, log.is_eligible and not is_refused, findings)
+    return Explanation(topic, partition, log.is_eligible and is_tried, findings)
 
 
 def _told(found: Reason, engine: Engine, topic: str) -> Reason:
@@ -137,7 +143,7 @@ def _told(found: Reason, engine: Engine, topic: str) -> Reason:
         part.replace("{path}", str(engine.root)).replace("{topic}", topic)
         for part in found.remedy.split("`")
     ]
-    return dataclasses.replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
+    return replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
 
 
 def _is_owned(engine: Engine) -> bool:
@@ -186,16 +192,18 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
         known = dict(engine.describe(log.topic).config)
         since = f" since {utc_time(mark.since_ms)}" if mark.since_ms else ""
         times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
-        retry = ""
         is_retried = mark.retry_at_ms < layout.INT64_MAX
-        if is_retried and mark.is_due(known, now_ms):
+        if mark.is_due(known, now_ms):
             retry = " The next cleaner tries again."
         elif is_retried:
-            retry = f" It is tried again at {utc_time(mark.retry_at_ms)}."
+            retry = f" Cleaners leave it alone until {utc_time(mark.retry_at_ms)}."
+        else:
+            retry = " Cleaners leave it alone."
         yield Reason(
             "uncleanable",
             f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
-            f"when the reason is gone, {_CLEAN} tries at once; so does a change of its configs",
+            "`kafkalog verify {path} {topic}` shows damage; once the reason is gone, a cleaning "
+            "with --force does not wait",
             mark.retry_at_ms if is_retried else None,
         )
 
@@ -225,6 +233,13 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
             "due",
             "It is due: the delete horizon of a tombstone passed at "
             f"{utc_time(log.earliest_delete_horizon_ms)}.",
+            _NOW,
+        )
+    elif log.is_horizon_due:
+        yield Reason(
+            "due",
+            "It is due: a broker has cleaned it, and only a cleaning finds out when its "
+            "tombstones may go.",
             _NOW,
         )
 
@@ -261,7 +276,7 @@ def waits(engine: Engine, log: LogToClean, state: PartitionState, plans: Plans) 
         )
         return
     if log.is_due:
-        yield _awaited()
+        yield _awaited(log)
     elif log.cleanable_bytes > 0:
         yield _ratio(log)
     # The barrier at the lowest offset comes first.
@@ -278,13 +293,14 @@ def _barriers(
     yield from _pin(engine, log, state, plans)
 
 
-def _awaited() -> Reason:
+def _awaited(log: LogToClean) -> Reason:
+    bound = "; max.compaction.lag.ms bounds the wait"
+    is_bounded = log.config.max_compaction_lag_ms < layout.INT64_MAX
     return Reason(
         "pin",
-        "It would be due, but tasks read the changelog of a snapshot of this log: no cleaning "
-        "begins until they have ended.",
-        f"it ends with those tasks; max.compaction.lag.ms bounds the wait, and {_CLEAN} does not "
-        "wait",
+        "It would be due, but tasks read the changelog of a snapshot of this log: no background "
+        "cleaning begins until they have ended.",
+        f"it ends with those tasks{bound if is_bounded else ''}; {_CLEAN} does not wait",
     )
 
 
@@ -309,22 +325,25 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
     base = max(state.active_base, log.first_dirty_offset)
     if base >= state.high_watermark:
         return
+    closed = zip(log.segments, log.segments[1:], strict=False)
+    is_all = not any(each.size and end.base_offset > log.first_dirty_offset for each, end in closed)
+    share = "Everything dirty is" if is_all else "The rest is"
     config = log.config
-    all_of_it = "Everything dirty is" if log.end <= log.first_dirty_offset else "The rest is"
-    lifetime_ms = min(config.segment_ms, config.max_compaction_lag_ms)
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
     if state.active_size >= config.segment_bytes:
         what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
     else:
+        latest = " at the latest" if config.segment_jitter_ms else ""
         what_ends_it = (
-            f"the first append after it reached segment.bytes ({sizes}), or was "
-            f"{duration(lifetime_ms)} old (segment.ms, max.compaction.lag.ms), begins"
+            f"an append that would take it above segment.bytes ({sizes}), or that is more than "
+            f"{duration(config.segment_lifetime_ms)} after its first batch (segment.ms, "
+            f"max.compaction.lag.ms){latest}, begins"
         )
     yield (
         base,
         Reason(
             "active segment",
-            f"{all_of_it} in the active segment, from offset {base} on, which is not cleaned; "
+            f"{share} in the active segment, from offset {base} on, which is not cleaned; "
             f"{what_ends_it} another one.",
             f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
         ),
@@ -379,7 +398,7 @@ def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[
                 Reason(
                     "lag",
                     f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
-                    f"follows from being cleaned until {utc_time(latest + lag)}.",
+                    f"follows from being cleaned until {utc_time(latest + lag)} at least.",
                     f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
                     latest + lag,
                 ),
@@ -421,8 +440,8 @@ def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Reason]:
     what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
     yield Reason(
         "tombstones",
-        f"{what} wait{'s' * (count == 1)} for delete.retention.ms "
-        f"({duration(log.config.delete_retention_ms)}); the first may go at {utc_time(horizon)}.",
+        f"{what} wait{'s' * (count == 1)} for the delete horizon that a cleaning has set, by the "
+        f"delete.retention.ms of that time; the first may go at {utc_time(horizon)}.",
         None,
         horizon,
     )

@@ -10,8 +10,8 @@ lz4       one frame, independent 64 KiB        any number of frames
 zstd      one frame                            any number of frames, with or without their size
 ========  ===================================  ==================================================
 
-The input is untrusted: every function here stops at `limit` decompressed bytes, and raises
-ValueError for data that is not a complete stream of its codec.
+The input is untrusted: every function here stops at `limit` decompressed bytes and raises
+LimitExceededError; it raises ValueError for data that is not a complete stream of its codec.
 
 Kafka: the Compression classes. Their lz4 frames in messages v0 have a wrong header checksum, which
 `decompress` can ignore.
@@ -28,7 +28,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 
 SIZE_MAX: Final = 1 << 28
-"""Largest decompressed size of a batch's record section; a larger one counts as a bomb."""
+"""Largest decompressed size of a batch's record section. Kafka has no such limit; ours bounds the
+memory that a bomb takes."""
 XERIAL_BLOCK_SIZE: Final = 32 * 1024
 """Uncompressed bytes of one block (Kafka: SnappyOutputStream's default)."""
 LZ4_FAST_LEVEL: Final = 9
@@ -40,6 +41,10 @@ READ_SIZE_MIN: Final = 64 * 1024
 LZ4_LIKELY_RATIO: Final = 8
 """A frame's content is seldom larger than this many times its size."""
 _XXH32_PRIMES: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
+
+
+class LimitExceededError(ValueError):
+    """The content is larger than the caller's limit, and may be sound."""
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> bytes:
@@ -60,8 +65,8 @@ def decompress(
 ) -> bytes | memoryview:
     """Return the decompressed content of `data`, at most `limit` bytes.
 
-    Raises ValueError, with the expected and the found, for an unknown codec, a stream that is
-    damaged or incomplete, and one that exceeds the limit.
+    Raises ValueError, with the expected and the found, for an unknown codec and for a stream that
+    is damaged or incomplete; LimitExceededError for one that exceeds the limit.
     """
     if codec == layout.CODEC_NONE:
         if len(data) > limit:
@@ -85,8 +90,8 @@ def decompressor(codec: int, *, limit: int) -> Callable[[Buffer], bytes | memory
     return partial(decompress, codec, limit=limit)
 
 
-def _too_large(limit: int) -> ValueError:
-    return ValueError(f"expected at most {limit} decompressed bytes, found more")
+def _too_large(limit: int) -> LimitExceededError:
+    return LimitExceededError(f"expected at most {limit} decompressed bytes, found more")
 
 
 def _gzip_compress(data: Buffer, level: int | None) -> bytes:

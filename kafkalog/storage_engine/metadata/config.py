@@ -137,6 +137,13 @@ class TopicConfig:
         return self.is_compacted
 
     @property
+    def segment_lifetime_ms(self) -> int:
+        """How far a batch may be from a segment's first one, in ms, less the jitter (R2)."""
+        if not self.is_compacted:
+            return self.segment_ms
+        return min(self.segment_ms, self.max_compaction_lag_ms)
+
+    @property
     def is_relaxed(self) -> bool:
         """Whether a commit may be acknowledged before it is synced."""
         return self.flush_messages != _MAX or self.flush_ms != _MAX

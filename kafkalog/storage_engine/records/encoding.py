@@ -98,6 +98,14 @@ def encode(
         body_sizes,
         plan,
     )
+    if status == codes.TOO_LARGE and codec != layout.CODEC_NONE:
+        _too_large(
+            row,
+            result,
+            limit,
+            f"set compression.type=uncompressed and max.message.bytes to at least {result}, "
+            "because no compressed batch has more",
+        )
     if status != codes.OK:
         _report(status, result, row, limit)
     batches = np.ascontiguousarray(plan[:, :result])
@@ -159,7 +167,8 @@ def _compressed(
         if layout.BATCH_OVERHEAD + len(part) > max_message_bytes:
             # If compression enlarges a batch past the limit, write it uncompressed, if that fits.
             if size > max_message_bytes:
-                _too_large(int(rows[batches[0, batch]]), size, max_message_bytes)
+                packed = layout.BATCH_OVERHEAD + len(part)
+                _too_large(int(rows[batches[0, batch]]), packed, max_message_bytes)
             part = bytes(section)
             attributes[-1] = timestamp_bit
         parts += (bytes(layout.BATCH_OVERHEAD), part)
@@ -193,10 +202,14 @@ def _sealed(
     return Encoded(data, positions, counts, group_ends)
 
 
-def _too_large(row: int, size: int, limit: int) -> NoReturn:
+def _too_large(
+    row: int, size: int, limit: int, advice: str = "raise max.message.bytes"
+) -> NoReturn:
+    if size > layout.INT32_MAX:
+        advice = "no batch of Kafka's holds it, so store the value elsewhere"
     raise InvalidInputError(
         f"row {row}: a batch of at most {limit} bytes was expected, "
-        f"its record alone takes {size}; raise max.message.bytes"
+        f"its record alone takes {size}; {advice}"
     )
 
 

@@ -14,8 +14,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine.format import layout
+from kafkalog.errors import CorruptBatchError, OversizedBatchError
+from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.records import codes
 
@@ -195,15 +195,24 @@ class ChunkFault:
     table: BatchTable
     selection: npt.NDArray[Any]
 
-    def report(self, section: int, expected: str, found: str) -> NoReturn:
-        """Raise CorruptBatchError for the batch `selection[section]`."""
+    def report(
+        self,
+        section: int,
+        expected: str,
+        found: str,
+        fault: type[CorruptBatchError] = CorruptBatchError,
+    ) -> NoReturn:
+        """Raise CorruptBatchError, or its subclass `fault`, for the batch `selection[section]`."""
         position = int(self.table.positions[self.selection[section]])
-        raise CorruptBatchError(self.path, self.file_position + position, expected, found)
+        raise fault(self.path, self.file_position + position, expected, found)
 
     def report_undecodable(self, section: int, error: ValueError) -> NoReturn:
-        """Raise CorruptBatchError for an error of `compression.decompress`."""
+        """Raise OversizedBatchError at the limit of `decompress`, CorruptBatchError for others."""
         expected, _, found = str(error).removeprefix("expected ").partition(", found ")
-        self.report(section, expected, found)
+        is_limit = isinstance(error, compression.LimitExceededError)
+        self.report(
+            section, expected, found, OversizedBatchError if is_limit else CorruptBatchError
+        )
 
     def report_status(self, section: int, status: int, place: int, count: int) -> NoReturn:
         """Raise CorruptBatchError for a kernel's status; see `record_fault`."""

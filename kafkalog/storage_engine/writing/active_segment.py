@@ -296,11 +296,7 @@ class ActiveSegment:
 
     def _read_lifetime_ms(self) -> int:
         if self._lifetime_ms is None:
-            config = self._config
-            lifetime_ms = config.segment_ms
-            if config.is_compacted:
-                lifetime_ms = min(lifetime_ms, config.max_compaction_lag_ms)
-            self._lifetime_ms = lifetime_ms - self._jitter_ms()
+            self._lifetime_ms = self._config.segment_lifetime_ms - self._jitter_ms()
         return self._lifetime_ms
 
     def _jitter_ms(self) -> int:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.cleaner.rewrite.merge import group
-from kafkalog.errors import CorruptBatchError, InvalidInputError
+from kafkalog.errors import CorruptBatchError, InvalidInputError, OversizedBatchError
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.format import batch as batch_module
 from kafkalog.storage_engine.format import compression
@@ -305,17 +305,23 @@ def test_what_a_reader_would_take_for_a_bomb_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compression, "SIZE_MAX", 1000)
-    with pytest.raises(InvalidInputError, match="at most 1000 bytes"):
-        encode([(b"k", b"v" * 5000, [], 1)], codec=ZSTD)
+    row = (b"k", b"v" * 5000, [], 1)
+    with pytest.raises(InvalidInputError, match=r"1000 bytes .*=uncompressed and") as caught:
+        encode([row], codec=ZSTD)
+    size = int(str(caught.value).split("at least ")[1].split(",")[0])
+    assert len(encode([row], codec=NONE, max_message_bytes=size).data) == size
 
 
-def test_a_bomb_is_a_corrupt_batch() -> None:
+@pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
+def test_a_batch_above_the_limit_is_not_called_damaged(codec: int) -> None:
     item = Record(0, 1, b"k", bytes(100_000))
-    payload = compression.compress(ZSTD, batch_builder.section([item], 0, 1))
-    data = batch_data([item], attributes=ZSTD, payload=payload)
+    payload = compression.compress(codec, batch_builder.section([item], 0, 1))
+    data = batch_data([item], attributes=codec, payload=payload)
     table, _, _ = records.scan_batches(data)
-    with pytest.raises(CorruptBatchError, match="at most 1000 decompressed bytes, found more"):
+    with pytest.raises(OversizedBatchError, match="1000 decompressed bytes, found more") as caught:
         records.index_records(data, table, limit=1000, **PLACE)
+    assert "not damage" in str(caught.value)
+    assert "restore" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

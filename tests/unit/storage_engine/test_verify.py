@@ -16,6 +16,7 @@ from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.segment import log_scanner
 from tests.builders.batch_builder import (
     ABORT,
@@ -29,6 +30,7 @@ from tests.builders.batch_builder import (
     empty,
     joined,
     marker,
+    section,
 )
 from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import message, wrapper
@@ -598,3 +600,13 @@ def test_half_an_index_entry_is_damage_but_in_the_active_segment(root: Path, suf
     assert found.path == closed
     assert "bytes at the end" in found.found
     assert [finding.path for finding in notices(root)] == [active]
+
+
+@pytest.mark.slow
+def test_a_batch_that_decompresses_to_more_than_we_read_is_a_notice(tmp_path: Path) -> None:
+    item = Record(0, 1, b"k", bytes(compression.SIZE_MAX))
+    payload = compression.compress(layout.CODEC_ZSTD, section([item], 0, 1))
+    data = batch_data([item], attributes=layout.CODEC_ZSTD, payload=payload)
+    (tmp_path / name(0, ".log")).write_bytes(data)
+    found = [one for one in verify(tmp_path, deep=True) if "decompressed" in one.expected]
+    assert [one.is_damage for one in found] == [False]

@@ -22,7 +22,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.directory_signs import is_copy
 from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segments import header_at, largest_timestamp
+from kafkalog.storage_engine.segment.segment_times import largest_timestamp
+from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,6 +41,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.segment import partition_directory, segments
+from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
 from kafkalog.storage_engine.writing.partition import check_canary
@@ -400,7 +401,7 @@ def _set_times(directory: Path) -> None:
     largest_ms = 0
     for segment in found:
         if segment.size:
-            largest_ms = max(largest_ms, segments.largest_timestamp(segment, segment.size))
+            largest_ms = max(largest_ms, largest_timestamp(segment, segment.size))
             continue
         if segment.log.stat().st_mtime_ns // 1_000_000 != largest_ms:
             files.set_times(segment.log, largest_ms * 1_000_000)

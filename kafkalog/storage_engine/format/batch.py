@@ -89,6 +89,11 @@ class BatchHeader:
         return int(self.attributes & layout.TIMESTAMP_TYPE_BIT != 0)
 
     @property
+    def is_wrapper(self) -> bool:
+        """Whether it is a compressed message v0 or v1: its own timestamp is not that of records."""
+        return self.magic != layout.MAGIC and self.codec != layout.CODEC_NONE
+
+    @property
     def is_transactional(self) -> bool:
         """Whether the batch belongs to a transaction."""
         return self.attributes & layout.TRANSACTIONAL_BIT != 0

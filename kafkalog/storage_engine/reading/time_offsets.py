@@ -6,7 +6,8 @@ last stable offset if only committed records count. Like Kafka, it searches for 
 readers do not see that record yet, the answer is None, not a record beside it. Control records
 count too.
 
-The time index chooses where to look; only the records decide. A batch that the cleaner has emptied
+The time index may choose where to look, unless an earlier batch says otherwise; only the records
+decide. A batch that the cleaner has emptied
 still has its largest timestamp.
 
 Kafka: UnifiedLog.fetchOffsetByTimestamp, Partition.fetchOffsetForTimestamp, ListOffsetsRequest.
@@ -131,11 +132,9 @@ def _latest_of(
     floor = layout.NO_TIMESTAMP if best is None else best.timestamp
     if segment.largest_timestamp <= floor:
         return best
-    ceiling = layout.NO_TIMESTAMP  # the maximum of the batches before the first examined one
     top: tuple[int, BatchHeader] | None = None
-    for count, (position, header) in enumerate(segment.batches_since_largest()):
-        if count == 0 and position > 0:
-            ceiling = header.max_timestamp
+    ceiling, batches = segment.batches_since_largest()
+    for position, header in batches:
         largest = floor if top is None else top[1].max_timestamp
         if header.max_timestamp > largest and _may_hold(header, start, end):
             top = position, header

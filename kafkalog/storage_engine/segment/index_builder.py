@@ -10,7 +10,6 @@ Kafka: LogSegment.append, LogSegment.onBecomeInactiveSegment, LogSegment.recover
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kafkalog.storage_engine.format import layout
@@ -34,7 +33,6 @@ class IndexBuilder:
         interval: int,
         *,
         offset_entries_max: int = layout.INT64_MAX,
-        find_largest: Callable[[], tuple[int, int]] | None = None,
     ) -> None:
         """Begin with empty indexes.
 
@@ -42,8 +40,6 @@ class IndexBuilder:
             base_offset: The segment's first offset, from which entries count.
             interval: The topic's `index.interval.bytes`.
             offset_entries_max: Up to how many offset entries are packed; others are left out.
-            find_largest: Returns the largest (timestamp, last offset of its batch) of batches that
-                were not added here. It is called once, before the first time entry.
         """
         self.base_offset = base_offset
         self.offset_entries = bytearray()
@@ -55,18 +51,31 @@ class IndexBuilder:
         """The timestamp of the last time entry."""
         self._interval = interval
         self._offset_entries_max = offset_entries_max
-        self._find_largest = find_largest
         self._largest = (layout.NO_TIMESTAMP, base_offset)
 
-    def resume(self, offsets: tuple[int, int], times: tuple[int, int]) -> None:
+    def resume(
+        self, offsets: tuple[int, int], times: tuple[int, int], largest: tuple[int, int]
+    ) -> None:
         """Continue after entries that are in the files.
 
         Args:
             offsets: How many offset entries there are, and the position in the last one.
             times: How many time entries there are, and the timestamp in the last one.
+            largest: The largest timestamp of the batches so far, and the last offset of its batch.
         """
         self.offset_count, self.indexed_position = offsets
         self.time_count, self.indexed_timestamp = times
+        self._largest = largest
+
+    @property
+    def largest_timestamp(self) -> int:
+        """The largest timestamp of the batches so far."""
+        return self._largest[0]
+
+    def take_times(self, other: IndexBuilder) -> None:
+        """Continue with the time entries of another builder, which has had the same batches."""
+        self.time_entries, self.time_count = other.time_entries, other.time_count
+        self.indexed_timestamp, self._largest = other.indexed_timestamp, other._largest
 
     def add(self, position: int, last_offset: int, max_timestamp: int) -> bool:
         """Take the next batch, which begins at byte `position` of the segment.
@@ -96,9 +105,6 @@ class IndexBuilder:
 
     def add_time(self) -> None:
         """Add a time entry if the largest timestamp has grown: also when the segment ends."""
-        if self._find_largest is not None:
-            self._largest = max(self._find_largest(), self._largest, key=lambda pair: pair[0])
-            self._find_largest = None
         timestamp, offset = self._largest
         if timestamp > self.indexed_timestamp:
             self.time_entries += time_entry(self.base_offset, timestamp, offset)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
     from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
     from kafkalog.storage_engine.segment.offset_chain import OffsetChain
+    from kafkalog.storage_engine.segment.segment_times import SegmentTimes
 
 RUN_SIZE = 2 << 20
 """Decompressed bytes held at once; the batch that makes it so many ends a run of batches."""
@@ -102,6 +103,7 @@ class OpenSegment:
         high_watermark: int = layout.INT64_MAX,
         begin_chain: Callable[[int, int | None, int | None], OffsetChain] | None = None,
         indexes: tuple[OffsetIndex, TimeIndex] | None = None,
+        load_times: Callable[[], SegmentTimes] | None = None,
         largest_timestamp: int = layout.INT64_MAX,
     ) -> None:
         """Read a source to its end, or to `committed` bytes; fewer are read as far as they go.
@@ -118,6 +120,8 @@ class OpenSegment:
             begin_chain: Begins a chain of batches whose gaps are listed: takes the base offset, the
                 size unless the segment is the active one, and the next offset if it is known.
             indexes: Hints for lookups; without them a lookup begins at the first batch.
+            load_times: Returns what the batches say of time. Without it the time index is known to
+                be true, as one with a checksum is.
             largest_timestamp: No record is younger, in ms.
         """
         self.log = log
@@ -130,6 +134,7 @@ class OpenSegment:
         """Where the next segment begins, or the log ends."""
         self._begin_chain = begin_chain
         self._indexes = indexes
+        self._load_times = load_times
         self._source = source
         size = source.size()
         self.limit = size if committed is None else min(size, committed)
@@ -274,8 +279,7 @@ class OpenSegment:
         start = passed = self._locate_time(timestamp)
         for position, header in self._headers(start):
             end = position + header.size
-            is_wrapper = header.magic != layout.MAGIC and header.codec != layout.CODEC_NONE
-            if header.max_timestamp >= timestamp or is_wrapper:
+            if header.max_timestamp >= timestamp or header.is_wrapper:
                 if passed < position:
                     self._check(passed, position)
                 passed = end
@@ -286,12 +290,20 @@ class OpenSegment:
         if passed < self.limit:
             self._check(passed, self.limit)
 
-    def batches_since_largest(self) -> Iterator[tuple[int, BatchHeader]]:
-        """Yield (position, header) of the batches from the last entry of the time index on.
+    def batches_since_largest(self) -> tuple[int, Iterator[tuple[int, BatchHeader]]]:
+        """Return a bound, and (position, header) of batches, one with the largest time among them.
 
-        If that entry is true, none before has a larger timestamp than the first one yielded.
+        No earlier batch, which is not yielded, has a larger timestamp (ms) than the bound.
         """
-        yield from self._headers(self._locate_time(layout.INT64_MAX))
+        position = self._locate_time(layout.INT64_MAX)
+        if self._load_times is not None and position > 0:
+            times = self._load_times()
+            position = min(position, times.largest_position)
+            bound = times.largest
+        else:
+            header = self.header_at(position) if position > 0 else None
+            bound = layout.NO_TIMESTAMP if header is None else header.max_timestamp
+        return bound if position else layout.NO_TIMESTAMP, self._headers(position)
 
     def first_since(
         self, position: int, header: BatchHeader, timestamp: int, *, start: int, end: int
@@ -321,7 +333,7 @@ class OpenSegment:
 
     def base_offset_of(self, position: int, header: BatchHeader) -> int:
         """Return where a batch begins; a compressed message v0 or v1 is read for it."""
-        if header.magic == layout.MAGIC or header.codec == layout.CODEC_NONE:
+        if not header.is_wrapper:
             return header.base_offset
         return int(self._records(position, header).offsets[0])
 
@@ -349,7 +361,10 @@ class OpenSegment:
     def _locate_time(self, timestamp: int) -> int:
         if self._indexes is None:
             return 0
-        return locate_time(self._source, self.limit, *self._indexes, timestamp)
+        position = locate_time(self._source, self.limit, *self._indexes, timestamp)
+        if position > 0 and self._load_times is not None:
+            position = min(position, self._load_times().position_since(self._source, timestamp))
+        return position
 
     def _headers(self, position: int) -> Iterator[tuple[int, BatchHeader]]:
         chain = self._chain(position)

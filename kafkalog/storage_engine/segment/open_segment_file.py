@@ -10,6 +10,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes, LateBytes, LateFiles
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
+from kafkalog.storage_engine.segment.segment_times import SegmentTimes, segment_times
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class OpenSegmentFile(OpenSegment):
             high_watermark=high_watermark,
             begin_chain=None if gaps is None else self._chain_of_gaps,
             indexes=(OffsetIndex(segment.index, base), TimeIndex(segment.time_index, base)),
+            load_times=self._times,
         )
 
     def close(self) -> None:
@@ -72,6 +74,9 @@ class OpenSegmentFile(OpenSegment):
             return False
         held = os.fstat(self._file.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def _times(self) -> SegmentTimes:
+        return segment_times(self._file.fd, self.limit)
 
     def _chain_of_gaps(
         self, base_offset: int, size: int | None, next_offset: int | None

@@ -21,7 +21,6 @@ passes of Kafka's LogLoader, which knows no list; the renames are those of Local
 from __future__ import annotations
 
 import contextlib
-import os
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -444,21 +443,35 @@ def locate(source: ByteSource, limit: int, index: OffsetIndex, offset: int) -> i
     return 0
 
 
+def confirmed(
+    source: ByteSource, limit: int, index: OffsetIndex, entry: tuple[int, int]
+) -> int | None:
+    """Return the position of the batch that confirms a time index entry, or None without one.
+
+    It has the entry's offset, and its largest timestamp is the entry's. Earlier batches may still
+    be younger: the entries between may be lost.
+    """
+    largest, offset = entry
+    for position, header in headers(source, locate(source, limit, index, offset), limit):
+        if header.last_offset >= offset:
+            is_its = header.base_offset <= offset and header.max_timestamp == largest
+            return position if is_its else None
+    return None
+
+
 def locate_time(
     source: ByteSource, limit: int, index: OffsetIndex, times: TimeIndex, timestamp: int
 ) -> int:
-    """Return the position of a batch such that all earlier ones are older than `timestamp` (ms).
+    """Return the position of a batch that a time index names for a time (ms), or 0.
 
-    It comes from a time index entry that its batch confirms, or is 0.
+    If the entry is true, all batches before are older than `timestamp`. Its batch confirms it.
     """
-    for tried, (largest, offset) in enumerate(times.hints(timestamp)):
+    for tried, entry in enumerate(times.hints(timestamp)):
         if tried == _TIME_HINTS:
             break
-        for position, header in headers(source, locate(source, limit, index, offset), limit):
-            if header.last_offset >= offset:
-                if header.base_offset <= offset and header.max_timestamp == largest:
-                    return position
-                break
+        position = confirmed(source, limit, index, entry)
+        if position is not None:
+            return position
     return 0
 
 
@@ -482,24 +495,3 @@ def next_offset(segment: SegmentFiles) -> int:
             # Otherwise the batch before was damaged, and lay above the others.
             following = header.next_offset
         return following
-
-
-def largest_timestamp(segment: SegmentFiles, limit: int) -> int:
-    """Return the largest timestamp (ms) of a segment's batches below byte `limit`.
-
-    The scan begins at a time index entry only if its batch confirms it, because retention and the
-    compaction lag go by the result. If the batches have no timestamps, or not all are readable, the
-    file's modification time counts too. Kafka: LogSegment.largestTimestamp.
-    """
-    with files.closing(files.open_to_read(segment.log)) as fd:
-        source = FileBytes(fd)
-        index = OffsetIndex(segment.index, segment.base_offset)
-        times = TimeIndex(segment.time_index, segment.base_offset)
-        end = locate_time(source, limit, index, times, layout.INT64_MAX)
-        largest = layout.NO_TIMESTAMP
-        for position, header in headers(source, end, limit):
-            largest = max(largest, header.max_timestamp)
-            end = position + header.size
-        if end == limit and largest >= 0:
-            return largest
-        return max(largest, os.fstat(fd).st_mtime_ns // 1_000_000)

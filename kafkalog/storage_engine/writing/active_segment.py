@@ -29,6 +29,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.segment.segment_times import segment_times, times_after
 from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
@@ -56,10 +57,12 @@ class ActiveSegment:
         size: int,
         end_offset: int,
         has_transactions: bool,
+        is_begun_here: bool = False,
     ) -> None:
         """Open the segment, and truncate its files to `size` and `end_offset`.
 
-        `has_transactions` is True if a `.txnindex` may exist. Raises StorageError if the log is
+        `has_transactions` is True if a `.txnindex` may exist, `is_begun_here` if the commit has put
+        the segment there. Raises StorageError if the log is
         shorter, and OSError.
         """
         self.base_offset, self.size = base_offset, size
@@ -72,14 +75,13 @@ class ActiveSegment:
         # The roll needs the last slot.
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
         self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
-        self._written = self._opened_size = self.size
+        self._written = self.size
+        self._is_begun_here = is_begun_here or not size
         self._identity = (0, 0)
         self._early: EarlySync | None = None
         self._is_dirty = False
         self._lifetime_ms: int | None = None
-        self._index = IndexBuilder(
-            base_offset, config.index_interval_bytes, find_largest=self._largest_on_disk
-        )
+        self._index = IndexBuilder(base_offset, config.index_interval_bytes)
         self._transaction_entries = bytearray()
         self._log_fd = self._index_fd = self._time_index_fd = self._transaction_fd = -1
         self._first_timestamp: int | None = None
@@ -145,10 +147,43 @@ class ActiveSegment:
             layout.TIME_INDEX_ENTRY.iter_unpack,
             lambda timestamp, relative: relative < end and (timestamp, relative) != (0, 0),
         )
-        self._last_time = (last[0], self.base_offset + last[1]) if last else None
-        """The last time index entry that stayed when the segment was opened."""
-        timestamp = last[0] if last else layout.NO_TIMESTAMP
-        self._index.resume((offset_count, indexed_position), (time_count, timestamp))
+        entry = (last[0], self.base_offset + last[1]) if last else None
+        self._resume_indexes((offset_count, indexed_position), time_count, entry)
+
+    def _resume_indexes(
+        self, offsets: tuple[int, int], time_count: int, entry: tuple[int, int] | None
+    ) -> None:
+        """Continue the indexes; give the time index what it has lost, with the next write.
+
+        A time index that ends in an entry without its batch is none of this segment: it is made
+        anew.
+        """
+        source = FileBytes(self._log_fd)
+        hints = OffsetIndex(self._path(layout.INDEX), self.base_offset)
+        known = times_after(source, self.size, hints, entry)
+        if known is None:
+            self._index.resume(offsets, (0, layout.NO_TIMESTAMP), (layout.NO_TIMESTAMP, 0))
+            self._rebuild_times()
+            return
+        timestamp = entry[0] if entry else layout.NO_TIMESTAMP
+        largest = known.largest, known.largest_offset
+        self._index.resume(offsets, (time_count, timestamp), largest)
+        if known.largest <= timestamp or not offsets[1]:
+            return
+        # Every batch up to the last one with an offset entry counts in the last time entry.
+        header = header_at(source, offsets[1], self.size)
+        indexed_end = offsets[1] + (0 if header is None else header.size)
+        indexed = times_after(source, indexed_end, hints, entry)
+        if indexed is not None and indexed.largest > timestamp:
+            self._index.add_time()
+
+    def _rebuild_times(self) -> None:
+        """Make the time index anew from the batches, with the next write."""
+        _truncate_durably(self._time_index_fd, 0)
+        rebuilt = IndexBuilder(self.base_offset, self._config.index_interval_bytes)
+        for position, header in headers(FileBytes(self._log_fd), 0, self.size):
+            rebuilt.add(position, header.last_offset, header.max_timestamp)
+        self._index.take_times(rebuilt)
 
     def _truncate_transactions(self, end_offset: int) -> None:
         """Drop entries without a marker: those of a dead commit, whole or torn."""
@@ -313,15 +348,6 @@ class ActiveSegment:
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
 
-    def _largest_on_disk(self) -> tuple[int, int]:
-        """Return the largest timestamp at opening, of the last time entry or a later batch."""
-        largest = self._last_time or (layout.NO_TIMESTAMP, self.base_offset)
-        start = self._index.indexed_position
-        for _, header in headers(FileBytes(self._log_fd), start, self._opened_size):
-            if header.max_timestamp > largest[0]:
-                largest = header.max_timestamp, header.last_offset
-        return largest
-
     # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
@@ -335,10 +361,17 @@ class ActiveSegment:
             files.sync_file(self._transaction_fd)
 
     def finish(self) -> None:
-        """Make the segment read-only: add its last time index entry, trim and sync it."""
-        if self.size:
-            self._index.add_time()
+        """Make the segment read-only: add its last time index entry, trim and sync it.
+
+        Entries that this process did not write may hide a younger batch, so all headers are read.
+        """
         self._open_indexes()  # earlier commits have left their entries unsynced
+        if self.size:
+            if not self._is_begun_here:
+                largest = segment_times(self._log_fd, self.size).largest
+                if largest > self._index.largest_timestamp:
+                    self._rebuild_times()
+            self._index.add_time()
         self._write_entries()
         if self._early is not None:
             self._early.wait()

@@ -435,6 +435,7 @@ class Appender:
             size=size,
             end_offset=end,
             has_transactions=False,  # none above the recorded active segment after the truncation
+            is_begun_here=True,
         )
 
     def adopt(self, staged: Path, rows: int) -> None:

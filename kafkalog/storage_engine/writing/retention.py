@@ -30,12 +30,11 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.segment.index import TimeIndex
+from kafkalog.storage_engine.segment.segment_times import has_time
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
     bases_below,
     finish_swaps,
-    largest_timestamp,
     list_segments,
     retire,
     sweep_deleted,
@@ -82,7 +81,7 @@ def count_expired(
     ends = [segment.base_offset for segment in segments[1:]] + [state.high_watermark]
 
     def is_older(number: int, horizon_ms: int) -> bool:
-        return _is_expired(segments[number], sizes[number], horizon_ms)
+        return not has_time(segments[number], sizes[number], horizon_ms)
 
     return count_oldest(sizes, ends, state, config, is_older=is_older, now_ms=now_ms)
 
@@ -90,13 +89,6 @@ def count_expired(
 def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]:
     """Return the committed bytes of each segment; a file may have preallocated room after them."""
     return [s.size if s.base_offset != state.active_base else state.active_size for s in segments]
-
-
-def _is_expired(segment: SegmentFiles, size: int, horizon_ms: int) -> bool:
-    hint = TimeIndex(segment.time_index, segment.base_offset).last_entry()
-    if hint is not None and hint[0] >= horizon_ms:
-        return False
-    return largest_timestamp(segment, size) < horizon_ms
 
 
 def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:

@@ -14,6 +14,7 @@ from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 from kafkalog.storage_engine.writing.active_segment import ActiveSegment
+from tests.builders.batch_builder import at_times, joined
 
 BASE = 1000
 OFFSETS = [(1009, 100), (1019, 250), (1040, 400), (1041, 999)]
@@ -34,9 +35,15 @@ def time_index(tmp_path: Path) -> TimeIndex:
     return TimeIndex(path, BASE)
 
 
-def cut(directory: Path, base: int, end: int, *, size: int = 100_000) -> None:
+BATCHES = joined(
+    at_times(first, [ms], last_offset=last)
+    for first, (ms, last) in zip((BASE, 1010, 1020), TIMES, strict=True)
+)
+
+
+def cut(directory: Path, base: int, end: int, *, size: int = 100_000, log: bytes = BATCHES) -> None:
     """Open a segment to append to it, as if the log ended at offset `end` and byte `size`."""
-    (directory / f"{base:020d}.log").write_bytes(bytes(size))
+    (directory / f"{base:020d}.log").write_bytes(log.ljust(size, b"\0"))
     ActiveSegment(
         directory, "", TopicConfig.parse({}),
         base_offset=base, size=size, end_offset=end, has_transactions=False,

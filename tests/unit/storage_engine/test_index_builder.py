@@ -97,9 +97,11 @@ def test_entries_go_on_where_the_files_end(cut: int) -> None:
     first = IndexBuilder(BASE, 400)
     add_one_by_one(first, found[:cut])
     largest = max(((b.max_timestamp, b.last_offset) for b in found[:cut]), default=(-1, BASE))
-    second = IndexBuilder(BASE, 400, find_largest=lambda: largest)
+    second = IndexBuilder(BASE, 400)
     second.resume(
-        (first.offset_count, first.indexed_position), (first.time_count, first.indexed_timestamp)
+        (first.offset_count, first.indexed_position),
+        (first.time_count, first.indexed_timestamp),
+        largest,
     )
     add_one_by_one(second, found[cut:])
     second.add_time()

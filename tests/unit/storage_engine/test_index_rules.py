@@ -14,7 +14,7 @@ import pytest
 
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
-from tests.builders.batch_builder import batch
+from tests.builders.batch_builder import at_times, batch, joined
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import index_entries, segment_bases, time_index_entries
 from tests.builders.segment_files import name
@@ -101,8 +101,9 @@ def test_a_cut_index_ends_below_the_cut_and_takes_the_next_entry(
 def test_a_full_truncation_leaves_no_entries(tmp_path: Path) -> None:
     written = [(i * 10, BASE + i * 10) for i in range(1, COUNT)]
     times = write_times(tmp_path, written)
+    log = joined(at_times(offset, [ms]) for ms, offset in written)
     for end, count in ((10**6, COUNT - 1), (BASE + 11, 1), (BASE + 10, 0)):
-        cut(tmp_path, BASE, end)
+        cut(tmp_path, BASE, end, log=log)
         assert entries(times) == written[:count]
 
 

@@ -14,8 +14,8 @@ from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
+from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.segment.segments import (
-    largest_timestamp,
     list_segments,
     next_offset,
     retire,

@@ -123,6 +123,10 @@ class OffsetIndexCheck(_IndexCheck):
             yield from self._report(first + number, expected, found)
         self._next = stop
 
+    def last_offset(self) -> int:
+        """Return the offset of the last entry; -1 without one."""
+        return int(self._first[-1]) + self.base_offset if len(self._first) else -1
+
     def finish(self, end: int, *, is_active: bool) -> Iterator[Finding]:
         """Report what is left after the log was read up to byte `end`."""
         yield from self._rest(f"positions below the log's end, {end}", is_active=is_active)
@@ -146,11 +150,17 @@ class TimeIndexCheck(_IndexCheck):
 
     dtype: ClassVar[np.dtype[np.void]] = _dtype(layout.TIME_INDEX_ENTRY.format)
     _largest = layout.NO_TIMESTAMP
+    _counted = layout.NO_TIMESTAMP
+    """The largest timestamp of the batches that the last entry has to count."""
+    counted_to = layout.INT64_MAX
+    """Their last offset: an active segment's entry comes with its next offset entry."""
 
     def compare(self, last_offsets: Integers, timestamps: Integers) -> Iterator[Finding]:
         """Compare entries with a chunk's batches: their last offsets and largest timestamps."""
         largest = np.maximum(np.maximum.accumulate(timestamps), self._largest)
         self._largest = int(largest[-1])
+        is_counted = last_offsets <= self.counted_to
+        self._counted = int(timestamps[is_counted].max(initial=self._counted))
         end = int(last_offsets[-1]) - self.base_offset
         first, stop = self._next, int(np.searchsorted(self._second, end, side="right"))
         times = self._first[first:stop]
@@ -180,6 +190,16 @@ class TimeIndexCheck(_IndexCheck):
     def finish(self, end_offset: int, *, is_active: bool) -> Iterator[Finding]:
         """Report what is left after the log was read up to `end_offset`."""
         yield from self._rest(f"offsets below the log's end, {end_offset}", is_active=is_active)
+        last = int(self._first[-1]) if len(self._first) else 0  # a time of 0 may look like padding
+        is_half = self._size % self.dtype.itemsize > 0
+        if self._counted > last and not (self.is_missing or is_half or self._wrong):
+            expected = f"an entry for the largest timestamp, {self._counted}"
+            found = (
+                f"none above {last}: a broker would find and delete by that one; kafkalog asks "
+                f"the batches, and {'an append' if is_active else 'a cleaning'} adds the entry"
+            )
+            position = len(self._first) * self.dtype.itemsize
+            yield Finding(self.path, position, expected, found, is_damage=False)
 
     def _out_of_order(
         self, first: Integers, second: Integers, before_first: Integers, before_second: Integers

@@ -73,6 +73,8 @@ class SegmentCheck:
         has_times = False
         yield from index.in_order()
         yield from times.in_order()
+        if self.is_active:
+            times.counted_to = index.last_offset()
         for chunk in self.scan:
             table = chunk.table
             yield from self._headers(chunk, previous)

@@ -74,7 +74,7 @@ def _read_log(path: Path) -> None:
         with refusing():
             for position, header in opened.batches_from(0):
                 _look_at(opened, path, position, header)
-        exhaust(opened.batches_since(1000), opened.batches_since_largest())
+        exhaust(opened.batches_since(1000), opened.batches_since_largest()[1])
     finally:
         opened.close()
     for policy in (RECOVER, REPLAY, INSPECT):

@@ -22,6 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -52,6 +53,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.reading.pins import LivePins
 from kafkalog.storage_engine.segment.gaps import SourceGaps
+from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 if TYPE_CHECKING:
@@ -274,6 +276,9 @@ class _SecondPass:
             writer.discard()
             raise
         is_indexed_alike = entries == b"".join(_transactions(segment) for segment in group)
+        is_indexed_alike &= [
+            _last_time(output.path(layout.TIME_INDEX), output.base_offset) for output in outputs
+        ] == [_last_time(segment.time_index, segment.base_offset) for segment in group]
         records_after, bytes_after = rules.stats.left_out
         return RewrittenGroup(
             group,
@@ -288,6 +293,12 @@ class _SecondPass:
             records_after - records_before,
             bytes_after - bytes_before,
         )
+
+
+def _last_time(time_index: Path, base_offset: int) -> int | None:
+    """Return the timestamp of the last entry; if only this is wrong, the new file is better."""
+    entry = TimeIndex(time_index, base_offset).last_entry()
+    return None if entry is None else entry[0]
 
 
 _Segment = TypeVar("_Segment", SegmentFiles, CleanedSegment)

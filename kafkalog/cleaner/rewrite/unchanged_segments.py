@@ -103,6 +103,8 @@ class UnchangedSegments:
             with _opened_index(self._snapshot, segment) as index:
                 if index is None or not index.is_unchanged:
                     continue
+                if not segment.is_late and not segment.has_whole_time_index():
+                    continue  # a rewrite gives it a whole one
                 held = self._hashes.get(index.secret)
                 if held is not None and not _has_obsolete(segment, index, held[0], latest):
                     found.add(segment.base_offset)

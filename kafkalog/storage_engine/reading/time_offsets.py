@@ -6,9 +6,8 @@ last stable offset if only committed records count. Like Kafka, it searches for 
 readers do not see that record yet, the answer is None, not a record beside it. Control records
 count too.
 
-The time index may choose where to look, unless an earlier batch says otherwise; only the records
-decide. A batch that the cleaner has emptied
-still has its largest timestamp.
+The time index may choose where to look, unless an earlier batch is younger; only the records
+decide. A batch that the cleaner has emptied still has its largest timestamp.
 
 Kafka: UnifiedLog.fetchOffsetByTimestamp, Partition.fetchOffsetForTimestamp, ListOffsetsRequest.
 """

@@ -10,7 +10,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes, LateBytes, LateFiles
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
-from kafkalog.storage_engine.segment.segment_times import SegmentTimes, segment_times
+from kafkalog.storage_engine.segment.segment_times import SegmentTimes, segment_times, times_after
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 if TYPE_CHECKING:
@@ -74,6 +74,14 @@ class OpenSegmentFile(OpenSegment):
             return False
         held = os.fstat(self._file.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+
+    def has_whole_time_index(self) -> bool:
+        """Return whether the last time index entry has its batch, and no later batch is younger."""
+        segment, base = self.files, self.base_offset
+        entry = TimeIndex(segment.time_index, base).last_entry()
+        known = times_after(self._file, self.limit, OffsetIndex(segment.index, base), entry)
+        largest = 0 if entry is None else entry[0]  # an entry of time 0 may look like padding
+        return known is not None and known.largest <= largest
 
     def _times(self) -> SegmentTimes:
         return segment_times(self._file.fd, self.limit)

@@ -254,6 +254,10 @@ def foreign_log(
     for base, batches in segments.items():
         data = b"".join(item.data for item in batches)
         (directory / f"{base:020d}.log").write_bytes(data)
+        times = [(*struct.unpack_from(">q", item.data, 35), item.last - base) for item in batches]
+        entry = max((each for each in times if each[1] < 2**31), default=(-1, 0))
+        times_file = directory / f"{base:020d}.timeindex"
+        times_file.write_bytes(struct.pack(">qi", *entry) if entry[0] > 0 else b"")
         end = max([end, base] + [item.last + 1 for item in batches])
     high_watermark = end if high_watermark is None else high_watermark
     producer_snapshot = write_producers(directory, segments.values(), high_watermark)

@@ -202,6 +202,22 @@ def test_a_damaged_index_is_not_believed(tmp_path: Path) -> None:
         assert sum(batch.num_rows for batch in engine.read("t", 0)) == 2_000
 
 
+@pytest.mark.parametrize("times", [b"", bytes(12), bytes(7) + b"\x01" + bytes(4), None])
+def test_a_segment_that_is_left_alone_gets_a_whole_time_index_again(
+    tmp_path: Path, times: bytes | None
+) -> None:
+    with filled(tmp_path) as engine:
+        before = inodes(engine)
+        path = sorted(engine.partition_directory("t", 0).glob("*.timeindex"))[2]
+        sound = path.read_bytes()
+        path.unlink() if times is None else path.write_bytes(times)
+        engine.append("t", [("key-01900", "new")], now_ms=2_000)
+        assert [found.path for found in verify(tmp_path)] == [path]
+        cleaned(engine, 2_000)
+        assert (path.read_bytes(), list(verify(tmp_path))) == (sound, [])
+        assert len(before.items() - inodes(engine).items()) <= 3  # that one, and where the key is
+
+
 def test_a_hash_in_common_is_no_key_in_common(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import struct
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,17 +17,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafkalog.cleaner.dedup.log_to_clean import log_to_clean
+from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.format.layout import MAX_TIMESTAMP_POSITION
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.reading.time_offsets import MAX_TIMESTAMP
-from kafkalog.storage_engine.segment.segments import list_segments
-from tests.builders.batch_builder import at_times
+from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.segment_times import SegmentTimes, largest_timestamp
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from tests.builders.batch_builder import GZIP, Record, at_times, empty, joined
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import segment_bases, time_index_entries
+from tests.builders.message_builder import message, messages, wrapper
 from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.broker_root import BrokerRoot
 
+LOG_APPEND_TIME = 0x08
 T0 = 1_700_000_000_000
 ROW = [T0, T0 + 1000, T0 + 500_000, T0 + 1000, T0 + 1000]
 """The times of five records, in a batch each."""
@@ -150,7 +157,8 @@ def made_up(path: Path, rng: random.Random) -> None:
 
 
 def another_one(path: Path, rng: random.Random) -> None:
-    path.write_bytes(rng.choice(sorted(path.parent.glob("*.timeindex*"))).read_bytes())
+    others = [each.read_bytes() for each in sorted(path.parent.glob("*.timeindex*"))]
+    path.write_bytes(rng.choice([b"", *others]))
 
 
 def old_copy(path: Path, _: random.Random) -> None:
@@ -210,6 +218,21 @@ def test_the_next_append_gives_a_time_index_what_it_has_lost(tmp_path: Path, los
     assert time_index_entries(log.engine)[-1] == (T0 + 500_000, 2)
 
 
+@pytest.mark.parametrize("lost", ["the last entry", "all entries"])
+def test_verify_sees_a_time_index_that_ends_early_until_the_next_append(
+    tmp_path: Path, lost: str
+) -> None:
+    log = Log(tmp_path).append(*ROW)
+    path = times_file(log.directory)
+    path.write_bytes(LOST[lost](path.read_bytes()) or b"")
+    (found,) = verify(tmp_path)
+    assert (found.path, found.is_damage) == (path, False)
+    assert f"the largest timestamp, {T0 + 500_000}" in found.expected
+    log.reopen()
+    log.append(T0)
+    assert list(verify(tmp_path)) == []
+
+
 @pytest.mark.parametrize("entries", [[], [(1000, 1)], [(1000, 1), (1999, 5)], [(1999, 5)]])
 def test_an_adopted_segment_is_as_young_as_its_batches(tmp_path: Path, entries: Times) -> None:
     """A broker that has lost an entry writes a smaller time with a larger offset."""
@@ -229,6 +252,71 @@ def test_an_adopted_segment_is_as_young_as_its_batches(tmp_path: Path, entries: 
     assert offsets == {1000: 1, 2000: 2, 500_000: 2, 500_001: None}
     assert engine.apply_retention("t", now_ms=T0 + 501_000) == []
     assert len(engine.apply_retention("t", now_ms=T0 + 501_001)) == 1
+
+
+# --- what the batches say ------------------------------------------------------------------------
+
+
+MIXED = [
+    at_times(0, [-1]),
+    at_times(1, [-7]),
+    at_times(2, [40, 30]),
+    at_times(4, [50], attributes=LOG_APPEND_TIME, max_timestamp=60),
+    at_times(5, [20], value_size=20_000),
+    empty(6, 7, max_timestamp=60),
+    at_times(8, [55], value_size=9_000),
+]
+
+
+@pytest.mark.parametrize("count", range(len(MIXED) + 1))
+def test_the_times_of_a_segment_are_those_of_its_headers(tmp_path: Path, count: int) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(joined(MIXED[:count]) + bytes(30))
+    with log.open("rb") as file:
+        source = FileBytes(file.fileno())
+        found = SegmentTimes().extended(source, log.stat().st_size)
+        times = [item.max_timestamp for item in MIXED[:count]]
+        sizes = [len(item.data) for item in MIXED[:count]]
+        assert (found.end, found.largest) == (sum(sizes), max([-1, *times]))
+        for ms in range(-8, 62):
+            first = next((n for n, time in enumerate(times) if time >= ms), count)
+            assert found.position_since(source, ms) == sum(sizes[:first])
+
+
+def test_a_compressed_message_may_have_a_record_of_any_time(tmp_path: Path) -> None:
+    told = [Record(1, 5, None, None)]
+    wrapped = wrapper(1, GZIP, told, offset=1, payload=messages(1, [Record(1, 90, b"k", b"v")]))
+    single = message(0, 0, b"k", b"v"), message(1, 2, b"k", b"v", timestamp=8)
+    log = tmp_path / "log"
+    log.write_bytes(single[0] + wrapped + single[1])
+    with log.open("rb") as file:
+        source = FileBytes(file.fileno())
+        found = SegmentTimes().extended(source, log.stat().st_size)
+        assert (found.end, found.largest, found.largest_offset) == (log.stat().st_size, 8, 2)
+        assert found.position_since(source, 1000) == len(single[0])
+
+
+def test_what_is_known_of_a_file_is_forgotten_when_it_changes(tmp_path: Path) -> None:
+    segment = SegmentFiles(tmp_path, 0, 0)
+    for times in ([5, 7], [5, 7, 9], [5, 3, 9], [1], [1, 2], [8, 2]):
+        data = joined([at_times(n, [ms]) for n, ms in enumerate(times)])
+        with segment.log.open("r+b" if segment.log.exists() else "wb") as file:
+            file.write(data)
+            file.truncate()
+        time.sleep(0.02)  # so that the file system's clock goes on
+        assert largest_timestamp(segment, len(data)) == max(times)
+
+
+def test_a_header_that_was_damaged_deletes_no_young_record(tmp_path: Path) -> None:
+    """The time index still has the time that the header has lost."""
+    log = Log(tmp_path).append(T0, T0 + 500_000).roll().append(T0 + 600_000)
+    path = log.directory / name(0, ".log")
+    data = bytearray(path.read_bytes())
+    place = len(data) // 2 + MAX_TIMESTAMP_POSITION
+    data[place : place + 8] = struct.pack(">q", T0)
+    path.write_bytes(data)
+    log.engine.apply_retention("t", now_ms=T0 + 400_000)
+    assert segment_bases(log.engine) == [0, 2]
 
 
 # --- any log, spoiled at any time -----------------------------------------------------------------

@@ -194,9 +194,10 @@ class TimeIndexCheck(_IndexCheck):
         is_half = self._size % self.dtype.itemsize > 0
         if self._counted > last and not (self.is_missing or is_half or self._wrong):
             expected = f"an entry for the largest timestamp, {self._counted}"
+            mender = "an append" if is_active else "a cleaning of a compacted topic"
             found = (
                 f"none above {last}: a broker would find and delete by that one; kafkalog asks "
-                f"the batches, and {'an append' if is_active else 'a cleaning'} adds the entry"
+                f"the batches, and {mender} adds the entry"
             )
             position = len(self._first) * self.dtype.itemsize
             yield Finding(self.path, position, expected, found, is_damage=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.sink.upsert.rows import column_of
+from kafkalog.sink.upsert.value_text import JSON_TYPES, document_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -28,7 +29,6 @@ _SIMPLE_TYPES = {
     "timestamp": "timestamp with time zone",
     "timestamp_ntz": "timestamp without time zone",
 }
-_JSON_TYPES = {"array", "map", "struct", "variant"}
 _TIMES = {"timestamp", "timestamp_ntz"}
 _WHOLE_DIGITS = {"byte": 3, "short": 5, "integer": 10, "long": 19}
 _KEPT_DIGITS = {"real": 6, "double precision": 15}
@@ -42,7 +42,7 @@ def column_type(data_type: DataType) -> str:
     name = data_type.typeName()
     if name == "decimal":
         return data_type.simpleString().replace("decimal", "numeric")
-    if name in _JSON_TYPES:
+    if name in JSON_TYPES:
         return "jsonb"
     return _SIMPLE_TYPES.get(name, "text")
 
@@ -77,14 +77,12 @@ def changes_values(data_type: DataType, kind: str) -> bool:
 
 def for_postgres(frame: DataFrame, names: Sequence[str], types: Sequence[DataType]) -> DataFrame:
     """Return the rows with nested columns as JSON, and columns of other unknown types as text."""
-    from pyspark.sql import functions as F
-
     columns = []
     for name, data_type in zip(names, types, strict=True):
         kind = data_type.typeName()
         column = column_of(name)
-        if kind in _JSON_TYPES:
-            column = F.to_json(column).alias(name)
+        if kind in JSON_TYPES:
+            column = document_text(column, data_type).alias(name)
         elif kind != "decimal" and kind not in _SIMPLE_TYPES:
             column = column.cast("string").alias(name)
         columns.append(column)

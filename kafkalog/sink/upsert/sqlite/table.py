@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,8 @@ _ACCEPTING = {
 }
 """The column affinities that store a type unchanged. NUMERIC, the affinity of DATE and DECIMAL,
 turns the text "007" into 7; REAL changes whole numbers above 2**53."""
+_INSTANT = re.compile(r"[+-]?\d{4,}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}Z")
+"""The text of an instant, see `instant_text`."""
 _GENERATED = {2, 3}
 """The values of `PRAGMA table_xinfo` for columns that SQLite computes itself."""
 
@@ -113,6 +116,30 @@ class SQLiteTable:
             if row[1].lower() not in given and row[6] not in _GENERATED
         ]
 
+    def check_instants(self, names: Sequence[str]) -> None:
+        """Refuse columns `names` that hold text which is not that of instants.
+
+        A key of such text would be a second row of its instant. Only the lowest, the highest and
+        the first value are looked at: earlier versions of the upsert wrote such text in all rows.
+        """
+        table = quoted(self.name)
+        for name in names:
+            column = quoted(name)
+            first = f"SELECT {column} FROM {table} WHERE {column} IS NOT NULL LIMIT 1"
+            ends = f"SELECT min({column}), max({column}) FROM {table}"
+            found = self.connection.execute(ends if name in self.keys else first).fetchone() or ()
+            if others := [each for each in found if each is not None and not _is_instant(each)]:
+                digits = f"substr(substr({column}, 21) || '000000', 1, 6)"
+                raise InvalidInputError(
+                    f"{self.where}: column {name} holds other text than the rows' instants "
+                    "(expected UTC as in '2024-11-03 05:30:00.000000Z', found "
+                    f"{others[0]!r:.100}). Earlier versions wrote the session's local time. If "
+                    "that was UTC, run UPDATE "
+                    f"{table} SET {column} = substr({column}, 1, 19) || '.' || {digits} || 'Z'. "
+                    "Else start the view with rebuild=True, or drop the table and start a new "
+                    "query."
+                )
+
     def _check_others(self, rowid: Sequence[str]) -> None:
         """Refuse a column that no row could fill, so that no record is blamed for it."""
         others = {name.lower() for name in self.others()}.difference(rowid)
@@ -160,6 +187,10 @@ class SQLiteTable:
     def clear(self) -> None:
         """Delete all rows."""
         self.connection.execute(f"DELETE FROM {quoted(self.name)}")
+
+
+def _is_instant(value: object) -> bool:
+    return isinstance(value, str) and _INSTANT.fullmatch(value) is not None
 
 
 def _affinity(declared: str, is_strict: bool) -> str:

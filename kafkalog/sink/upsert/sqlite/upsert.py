@@ -22,6 +22,7 @@ from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
+from kafkalog.sink.upsert.value_text import JSON_TYPES, document_text, instant_text
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ class SQLiteUpsert(Upsert):
             "get_json_object(cast(value as string), '$.count') as count"])
 
     Binary becomes BLOB; whole numbers and booleans become INTEGER. Floats become REAL, and NaN
-    becomes NULL. Arrays, maps and structs become TEXT in JSON; anything else TEXT as Spark casts
-    it.
+    becomes NULL. Timestamps become TEXT in UTC, as in `2024-11-03 05:30:00.000000Z`, whatever the
+    session's time zone. Arrays, maps, structs and variants become TEXT in JSON, with all nulls and
+    digits; anything else TEXT as Spark casts it. A column of timestamps that holds other text is
+    refused, since one instant would have two texts.
 
     A missing table is created. An existing one must declare these columns for such values. Its
     primary key, or a unique index by the collation BINARY, must have exactly the columns of the
@@ -100,6 +103,8 @@ class SQLiteUpsert(Upsert):
             )
         check_client()
         self.timeout_s = timeout_s
+        self._are_instants_checked = False
+        """Whether the table has been found to hold no other text where rows bring instants."""
 
     @property
     def where(self) -> str:
@@ -152,7 +157,13 @@ class SQLiteUpsert(Upsert):
             keys = list(map(column_of, rows.keys))
             frame = frame.repartition(*keys) if parts is None else frame.repartition(parts, *keys)
         kinds = [_kind(data_type) for data_type in rows.types]
-        self.apply(batch, rows.names, kinds, in_driver_batches(frame), df=df)
+        instants = [
+            name
+            for name, data_type in zip(rows.names, rows.types, strict=True)
+            if data_type.typeName() == "timestamp"
+        ]
+        batches = in_driver_batches(frame)
+        self.apply(batch, rows.names, kinds, batches, df=df, instants=instants)
 
     def apply(
         self,
@@ -162,12 +173,13 @@ class SQLiteUpsert(Upsert):
         driver_batches: Iterable[pa.RecordBatch],
         *,
         df: DataFrame | None = None,
+        instants: Sequence[str] = (),
     ) -> bool:
         """Apply driver batches in one transaction; return False if the table has them already.
 
         The rows are those of `UpsertRows`: the latest of each key, or all if bad records are left
-        out. `kinds` are the SQLite types of the columns `names`. `df` has the records, for those
-        that are refused and left out.
+        out. `kinds` are the SQLite types of the columns `names`; those of `instants` have the text
+        of instants. `df` has the records, for those that are refused and left out.
         """
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
@@ -192,12 +204,15 @@ class SQLiteUpsert(Upsert):
             if is_replacing or not _exists(connection, self.table):
                 self._forget(connection)
             self._prepare(table, kinds)
+            if not is_replacing and not self._are_instants_checked:
+                table.check_instants(instants)
             refused += merge.run(is_replacing=is_replacing)
             self._record(connection, batch, len(refused))
             if refused:
                 assert df is not None
                 self.leave_out_refused(df, batch, refused)
             connection.commit()
+        self._are_instants_checked = True
         return True
 
     def _table(self, connection: sqlite3.Connection, names: Sequence[str]) -> SQLiteTable:
@@ -326,11 +341,11 @@ def _kind(data_type: DataType) -> str:
 
 def _stored(name: str, data_type: DataType) -> Column:
     """Return the column `name` as SQLite stores it."""
-    from pyspark.sql import functions as F
-
     column = column_of(name)
-    if data_type.typeName() in {"array", "map", "struct"}:
-        column = F.to_json(column)
+    if data_type.typeName() in JSON_TYPES:
+        column = document_text(column, data_type)
+    elif data_type.typeName() == "timestamp":
+        column = instant_text(column)
     elif _kind(data_type) == "TEXT":
         column = column.cast("string")
     return column.alias(name)

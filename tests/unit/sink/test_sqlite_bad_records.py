@@ -251,3 +251,86 @@ def test_positions_without_a_count_of_bad_records_are_read_and_get_one(database:
     assert Skipping(database).positions() == {"q": batch(0).position()}
     Skipping(database).take_rows(batch(1), *in_order(("a", "x"), ("b", "2"), offset=1))
     assert Skipping(database).positions() == {"q": batch(1).position(refused=1)}
+
+
+LOWERED = "AFTER INSERT ON stock BEGIN UPDATE stock SET key = lower(key) WHERE key = new.key; END"
+CHANGING = {
+    "a key that a trigger changes": (LOWERED, [("A", "1"), ("a", "2"), ("b", "3"), ("C", "4")]),
+    "the same in the other order": (LOWERED, [("a", "2"), ("b", "3"), ("A", "1"), ("C", "4")]),
+    "a row that a trigger skips": (
+        "BEFORE INSERT ON stock WHEN new.key < 'a' BEGIN SELECT RAISE(IGNORE); END",
+        [("A", "1"), ("a", "2"), ("b", "3"), ("C", "4")],
+    ),
+    "a row that a trigger deletes": (
+        "AFTER INSERT ON stock WHEN new.key < 'a' BEGIN DELETE FROM stock WHERE key = new.key; END",
+        [("a", "2"), ("A", "1"), ("b", "3"), ("C", "4")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("trigger", "rows"), CHANGING.values(), ids=CHANGING)
+def test_a_record_whose_row_is_not_kept_under_its_key_is_named_and_left_out(
+    database: Path, trigger: str, rows: list[tuple[str, str | None]]
+) -> None:
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT)")
+    query(database, f"CREATE TRIGGER changing {trigger}")
+    bad = [n for n, (key, _) in enumerate(rows) if key.isupper()]
+    with pytest.raises(InvalidInputError, match=rf"offset [{bad[0]}{bad[1]}] does not fit: "):
+        plain = SQLiteUpsert(database, "stock")
+        plain.apply(batch(0), NAMES, KINDS, [rows_of(*in_order(*rows))], df=DF)
+    upsert = Skipping(database)
+    assert upsert.take_rows(batch(0), *in_order(*rows))
+    assert offsets(upsert) == bad
+    found = query(database, "SELECT key, value FROM stock ORDER BY key")
+    assert found == [("a", "2"), ("b", "3")]
+
+
+def test_a_deletion_that_a_trigger_skips_is_named_and_left_out(database: Path) -> None:
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT)")
+    query(
+        database,
+        "CREATE TRIGGER kept BEFORE DELETE ON stock WHEN old.key = 'b' "
+        "BEGIN SELECT RAISE(IGNORE); END",
+    )
+    assert Skipping(database).take_rows(batch(0), *in_order(("a", "1"), ("b", "1"), ("c", "1")))
+    upsert = Skipping(database)
+    rows = in_order(("a", None), ("b", None), ("c", None), offset=3)
+    assert upsert.take_rows(batch(1), *rows)
+    assert offsets(upsert) == [4]
+    assert query(database, "SELECT key FROM stock") == [("b",)]
+
+
+@pytest.mark.parametrize("clause", ["on conflict replace", "ON /* */ CONFLICT\n IGNORE"])
+def test_a_table_that_drops_rows_for_others_is_refused(database: Path, clause: str) -> None:
+    query(database, f"CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT UNIQUE {clause})")
+    with pytest.raises(InvalidInputError, match='where two have the same "value"'):
+        Skipping(database).take_rows(batch(0), *in_order(("a", "1")))
+    query(database, "DROP TABLE stock")
+    query(database, f"CREATE TABLE stock (key TEXT PRIMARY KEY {clause}, value DEFAULT 'replace')")
+    for number in range(2):
+        assert Skipping(database).take_rows(batch(number), *in_order(("a", str(number))))
+    assert query(database, "SELECT * FROM stock") == [("a", "1")]
+
+
+def test_a_row_that_a_clause_skips_is_named(database: Path) -> None:
+    declared = "key TEXT PRIMARY KEY, value TEXT, n NOT NULL ON CONFLICT IGNORE"
+    query(database, f"CREATE TABLE stock ({declared})")
+    rows = rows_of(*in_order(("a", "1"), ("b", "2")))
+    rows = rows.append_column("n", pa.array([1, None], pa.int64()))
+    upsert = SQLiteUpsert(database, "stock")
+    with pytest.raises(InvalidInputError, match="t-0 offset 1 does not fit: the table has no row"):
+        upsert.apply(batch(0), [*NAMES, "n"], [*KINDS, "INTEGER"], [rows])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "CREATE VIEW stock AS SELECT key, value FROM kept",
+        "CREATE VIRTUAL TABLE stock USING fts4(key, value)",
+    ],
+)
+def test_a_view_or_a_virtual_table_is_refused(database: Path, made: str) -> None:
+    query(database, "CREATE TABLE kept (key TEXT PRIMARY KEY, value TEXT)")
+    query(database, made)
+    with pytest.raises(InvalidInputError, match=r"it is a (view|virtual table) \(expected a tab"):
+        Skipping(database).take_rows(batch(0), *in_order(("a", "1")))

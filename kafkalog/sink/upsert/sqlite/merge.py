@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.bad_records import Refusal
@@ -20,13 +20,32 @@ from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.rows import DELETED
 from kafkalog.sink.upsert.sqlite.staging_file import NUMBER, ORIGIN, ROWS, TIME, misfit
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
+from kafkalog.sink.upsert.sqlite.unique_indexes import StagedValues
+from kafkalog.sink.upsert.unique_moves import Arrangement, Claim, Rival, arrange
 
 __all__ = ["SQLiteMerge"]
+
+
+class _Step(NamedTuple):
+    """A statement for some rows; its two parameters are the first and the last number."""
+
+    statement: str
+    unkept: str
+    """The query that finds rows of which the table is not as the statement says."""
+    reason: str
+    """Why such a row is refused."""
+
+
+class _UnkeptError(sqlite3.IntegrityError):
+    """A statement has run, and the table is not as it says; nothing is done."""
+
 
 _ROW_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError)
 """Faults that a single row causes."""
 _SOURCE = f"kafkalog_staged.{ROWS}"
 _OTHERS = "temp.kafkalog_others"
+_MOVES = "temp.kafkalog_moves"
+"""The numbers of the rows that are written one by one, or not in this round."""
 _LATEST = "temp.kafkalog_latest"
 """The numbers of the rows that count, if others are staged too."""
 
@@ -55,6 +74,10 @@ class SQLiteMerge:
         self._deletions = f"mine.{DELETED}{only}"
         self._rows = f"NOT mine.{DELETED}{only}"
         self._some = f"mine.{NUMBER} BETWEEN ?1 AND ?2"
+        self._is_proved = table.may_change_rows()
+        """Whether each statement is followed by a look at its rows."""
+        self._is_emptied = False
+        """Whether the table's old rows have been deleted, since all are replaced."""
 
     def run(self, *, is_replacing: bool) -> list[Refusal]:
         """Delete and upsert the rows, or make them the table's; return what was left out.
@@ -127,7 +150,7 @@ class SQLiteMerge:
         self._apply(self._deletion())
         self._insert()
 
-    def _deletion(self) -> str:
+    def _deletion(self) -> _Step:
         keys = ", ".join(self._keys)
         deleted = f"SELECT {keys} FROM {_SOURCE} AS mine WHERE {self._some} AND {self._deletions}"
         # BINARY whatever collation a column declares: "A" is not "a" in a log.
@@ -135,7 +158,16 @@ class SQLiteMerge:
         wanted = f"({exactly}) IN ({deleted})"
         if len(self._keys) > 1:  # SQLite finds several columns by their index only as they are
             wanted = f"({keys}) IN ({deleted}) AND {wanted}"
-        return f"DELETE FROM {quoted(self._table.name)} WHERE {wanted}"
+        return _Step(
+            f"DELETE FROM {quoted(self._table.name)} WHERE {wanted}",
+            f"SELECT 1 FROM {_SOURCE} AS mine WHERE {self._some} AND {self._deletions} "
+            f"AND EXISTS ({self._row_of_mine()})",
+            "the table still has its row after the deletion, because of a trigger",
+        )
+
+    def _row_of_mine(self) -> str:
+        same = " AND ".join(f"kept.{key} = mine.{key} COLLATE BINARY" for key in self._keys)
+        return f"SELECT 1 FROM {quoted(self._table.name)} AS kept WHERE {same}"
 
     def _replace(self) -> None:
         """Make the rows the table's.
@@ -144,6 +176,7 @@ class SQLiteMerge:
         are inserted into an empty table, so that no old row blocks a unique value.
         """
         others = self._table.others()
+        self._is_emptied = True
         if not others or not self._table.has_rows():
             self._table.clear()
             self._insert()
@@ -171,33 +204,127 @@ class SQLiteMerge:
         )
 
     def _insert(self, others: Sequence[str] = (), join: str = "", only: str = "") -> None:
-        self._apply(self._insertion(others, join, only))
+        """Insert or update rows.
 
-    def _insertion(self, others: Sequence[str] = (), join: str = "", only: str = "") -> str:
+        If rows get unique values of each other, they are written one by one: see `unique_moves`.
+        """
+        statement = self._insertion(others, join, only)
+        if self._is_applied(statement):
+            return
+        moves = self._arrange_moves()
+        self._connection.execute(f"CREATE TEMP TABLE kafkalog_moves ({NUMBER} INTEGER PRIMARY KEY)")
+        one_by_one = [*moves.order, *moves.refused]
+        self._connection.executemany(
+            f"INSERT INTO {_MOVES} VALUES (?)",
+            [(number,) for number in (*one_by_one, *moves.postponed)],
+        )
+        is_plain = f"{only} AND mine.{NUMBER} NOT IN {_MOVES}"
+        self._apply(self._insertion(others, join, is_plain))
+        for number in one_by_one:
+            self._apply_some(statement, number, number)
+        self._connection.execute("DROP TABLE temp.kafkalog_moves")
+
+    def _arrange_moves(self) -> Arrangement:
+        """Arrange the rows that get each other's unique values, and free values in circles."""
+        values = StagedValues(self._table, _SOURCE, self._rows, is_emptied=self._is_emptied)
+        claims, rivals = list(values.claims()), list(values.rivals())
+        # The numbers of the rows are in the order in which they came.
+        in_order = [
+            number
+            for (number,) in self._connection.execute(
+                f"SELECT {NUMBER} FROM {_SOURCE} ORDER BY {', '.join(ORIGIN)}"
+            )
+        ]
+        places = {number: place for place, number in enumerate(in_order)}
+        moves = arrange(
+            [
+                Claim(index, places[row], None if holder is None else places[holder])
+                for index, row, holder in claims
+            ],
+            [Rival(index, value, places[row]) for index, value, row in rivals],
+            lambda place: self._has_earlier(in_order[place]),
+        )
+        for place, index in moves.parked:
+            values.park(_SOURCE, in_order[place], index)
+        return Arrangement(
+            [in_order[place] for place in moves.order],
+            refused=[in_order[place] for place in moves.refused],
+            postponed=[in_order[place] for place in moves.postponed],
+        )
+
+    def _has_earlier(self, number: int) -> bool:
+        """Return whether the key of a row has earlier records that may be tried."""
+        if not self._leaves_out:
+            return False
+        key = ", ".join(self._keys)
+        (count,) = self._connection.execute(
+            f"SELECT count(*) FROM {_SOURCE} WHERE ({key}) = "
+            f"(SELECT {key} FROM {_SOURCE} WHERE {NUMBER} = ?)",
+            (number,),
+        ).fetchone()
+        return bool(count > 1)
+
+    def _insertion(self, others: Sequence[str] = (), join: str = "", only: str = "") -> _Step:
         into = ", ".join([*self._names, *map(quoted, others)])
         kept = [f"theirs.kl_{number}" for number in range(len(others))]
         values = ", ".join([*(f"mine.{name}" for name in self._names), *kept])
         order = ", ".join(f"mine.{key}" for key in self._keys)
-        return (
-            f"INSERT INTO {quoted(self._table.name)} ({into}) SELECT {values} "
-            f"FROM {_SOURCE} AS mine {join} WHERE {self._some} AND {self._rows} {only} "
-            f"ORDER BY {order} {self._on_conflict}"
+        rows = f"FROM {_SOURCE} AS mine {join} WHERE {self._some} AND {self._rows} {only}"
+        return _Step(
+            f"INSERT INTO {quoted(self._table.name)} ({into}) SELECT {values} {rows} "
+            f"ORDER BY {order} {self._on_conflict}",
+            f"SELECT 1 {rows} AND NOT EXISTS ({self._row_of_mine()})",
+            "the table has no row of its key afterwards, because of a trigger or a conflict clause",
         )
 
-    def _apply(self, statement: str) -> None:
-        """Run a statement on all rows; its two parameters are the first and the last number."""
+    def _apply(self, statement: _Step) -> None:
+        """Run a statement on all rows."""
+        self._apply_some(statement, 1, self._last())
+
+    def _last(self) -> int:
         (last,) = self._connection.execute(
             f"SELECT coalesce(max({NUMBER}), 0) FROM {_SOURCE}"
         ).fetchone()
-        self._apply_some(statement, 1, last)
+        return int(last)
 
-    def _apply_some(self, statement: str, first: int, last: int) -> None:
+    def _is_applied(self, statement: _Step) -> bool:
+        """Run a statement on all rows; return False if SQLite refuses one of them."""
+        try:
+            self._execute(statement, 1, self._last())
+        except _ROW_FAULTS as fault:
+            self._check_transaction(fault)
+            return False
+        return True
+
+    def _execute(self, step: _Step, first: int, last: int) -> None:
+        """Run a statement on a piece of the rows; do nothing if SQLite refuses one of them.
+
+        A trigger may change a key, or skip a row, without an error: the row would be lost, and a
+        later tombstone would not find it.
+        """
+        if not self._is_proved:
+            self._connection.execute(step.statement, (first, last))
+            return
+        self._connection.execute("SAVEPOINT kafkalog_step")
+        self._connection.execute(step.statement, (first, last))
+        unkept = self._connection.execute(f"{step.unkept} LIMIT 1", (first, last)).fetchone()
+        if unkept is not None:
+            self._connection.execute("ROLLBACK TO kafkalog_step")
+        self._connection.execute("RELEASE kafkalog_step")
+        if unkept is not None:
+            raise _UnkeptError(step.reason)
+
+    def _check_transaction(self, fault: sqlite3.Error) -> None:
+        """Raise InvalidInputError if a trigger has ended the transaction."""
+        if not self._connection.in_transaction:
+            raise InvalidInputError(f"{self._table.where}: {fault}") from fault
+
+    def _apply_some(self, statement: _Step, first: int, last: int) -> None:
         """Run a statement on a piece of the rows, or on ever smaller ones."""
         try:
-            self._connection.execute(statement, (first, last))
+            self._execute(statement, first, last)
         except _ROW_FAULTS as fault:
-            if not self._connection.in_transaction:  # a trigger has rolled it back
-                raise InvalidInputError(f"{self._table.where}: {fault}") from fault
+            self._check_transaction(fault)
             if first == last:
                 self._refuse(first, fault)
                 return

@@ -43,7 +43,11 @@ class SQLiteTable:
         self.keys = list(keys)
 
     def create(self, types: Sequence[str]) -> None:
-        """Create the table if it is missing, with the SQLite `types` of its columns."""
+        """Create the table if it is missing, with the SQLite `types` of its columns.
+
+        Raises InvalidInputError for a view or a virtual table of its name.
+        """
+        self._check_kind()
         columns = ", ".join(
             f"{quoted(name)} {kind}{' NOT NULL' if name in self.keys else ''}"
             for name, kind in zip(self.names, types, strict=True)
@@ -140,6 +144,19 @@ class SQLiteTable:
                     "query."
                 )
 
+    def generated(self) -> list[str]:
+        """Return the columns that SQLite computes itself."""
+        return [row[1] for row in self._table_xinfo() if row[6] in _GENERATED]
+
+    def defaults(self) -> dict[str, str]:
+        """Return, for each column that the upsert does not write, its default in SQL."""
+        others = set(self.others())
+        return {
+            row[1]: "NULL" if row[4] is None else f"({row[4]})"
+            for row in self._table_xinfo()
+            if row[1] in others
+        }
+
     def _check_others(self, rowid: Sequence[str]) -> None:
         """Refuse a column that no row could fill, so that no record is blamed for it."""
         others = {name.lower() for name in self.others()}.difference(rowid)
@@ -149,6 +166,31 @@ class SQLiteTable:
                     f"{self.where}: column {name} is NOT NULL without a default, and the rows do "
                     "not bring it. Make it in select or schema, or give it a default."
                 )
+
+    def may_change_rows(self) -> bool:
+        """Return whether the table may store a row otherwise than it comes, or drop it."""
+        found = self.connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE tbl_name = ? COLLATE NOCASE "
+            "AND (type = 'trigger' OR type = 'table' AND sql LIKE '%on%conflict%') "
+            "UNION ALL SELECT 1 FROM sqlite_temp_master WHERE type = 'trigger' LIMIT 1",
+            (self.name,),
+        ).fetchone()
+        return found is not None
+
+    def _check_kind(self) -> None:
+        """Refuse what is not a table of rows: a view, or a virtual table."""
+        found = self.connection.execute(
+            "SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (self.name,)
+        ).fetchone()
+        if found is None:
+            return
+        kind, sql = found
+        is_virtual = str(sql).upper().startswith("CREATE VIRTUAL")
+        if kind != "table" or is_virtual:
+            raise InvalidInputError(
+                f"{self.where}: it is a {'virtual table' if is_virtual else kind} (expected a "
+                "table). Give the table that has the rows."
+            )
 
     def has_rows(self) -> bool:
         """Return whether the table has rows."""

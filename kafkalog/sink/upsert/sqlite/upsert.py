@@ -21,6 +21,7 @@ from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
+from kafkalog.sink.upsert.sqlite.unique_indexes import check_conflict_clauses
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.sink.upsert.value_text import JSON_TYPES, document_text, instant_text
 from kafkalog.storage_engine.fs import files
@@ -227,6 +228,7 @@ class SQLiteUpsert(Upsert):
         for statement in additions:
             table.connection.execute(statement)
         table.check(kinds)
+        check_conflict_clauses(table)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -34,8 +34,9 @@ _DEFAULTS = {
     "tcp_user_timeout": 60_000,
 }
 """The last two end a wait for a server that is no longer there."""
-_ROW_FAULTS = {"22", "23", "44", "54", "P0"}
-"""Classes of SQLSTATE: data, constraints, check option, program limits, raised by users."""
+_ROW_FAULTS = {"21", "22", "23", "44", "54", "P0"}
+"""Classes of SQLSTATE: two rows for one, data, constraints, check option, program limits, raised by
+users."""
 _HOW_TO_WRITE = (
     "as name=value with values that hold spaces or quotes in single quotes, or as a URL with such "
     "characters, and any of @ / ? # in a password, as %40, %2F and so on"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.upsert.bad_records import Refusal
@@ -15,7 +15,9 @@ from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.postgres.client import is_about_rows, one, run, sql_name
 from kafkalog.sink.upsert.postgres.misfit import Misfit
 from kafkalog.sink.upsert.postgres.staging_table import ATTEMPT, StagingTable
+from kafkalog.sink.upsert.postgres.unique_indexes import NumberedValues
 from kafkalog.sink.upsert.rows import DELETED, RECORD
+from kafkalog.sink.upsert.unique_moves import Arrangement
 
 if TYPE_CHECKING:
     import psycopg
@@ -25,11 +27,33 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Merge", "Staged", "UndeletableRowError"]
+__all__ = ["Merge", "Staged", "UndeletableRowError", "UnkeptRowsError"]
 
 _NUMBER = "kl_number"
+_NUMBERED = "kafkalog_numbered"
+"""A temporary table of the latest row of each key, with numbers in the order of the log."""
+_PART = f"SELECT * FROM {_NUMBERED} WHERE {_NUMBER} BETWEEN %s AND %s"
+_UNKEPT = (
+    "a trigger, or the type of a column of the key, changes or drops a row, so that the table has "
+    "none of its key"
+)
+_STILL_THERE = "a trigger keeps its row, so that the table still has one of its key"
 _WORK_MEM = "64MB"
 """The least memory for sorting a micro-batch's rows."""
+
+
+class _Step(NamedTuple):
+    """A statement for some rows; its two parameters are the first and the last number."""
+
+    statement: Composed
+    unkept: Composed | None = None
+    """The query that finds rows of which the table is not as the statement says."""
+    reason: str = ""
+    """Why such a row is refused."""
+
+
+class UnkeptRowsError(Exception):
+    """The table is not as the statements say: a trigger changes or drops rows, or keeps them."""
 
 
 class UndeletableRowError(Exception):
@@ -60,7 +84,12 @@ class Merge:
     staged: Staged
 
     def run(self, connection: Connection, *, is_replacing: bool) -> None:
-        """Apply the rows in the caller's transaction; raises StorageError if rows are missing."""
+        """Apply the rows in the caller's transaction.
+
+        Raises StorageError if rows are missing, and UnkeptRowsError.
+        """
+        import psycopg
+
         self._check_count(connection)
         run(
             connection,
@@ -72,14 +101,174 @@ class Merge:
         are_latest = self.staged.seems_unique and not self.staged.deletions
         if is_empty and are_latest and not self.table.existed and self._fill(connection):
             return
+        # The end state counts, not what comes between.
+        run(connection, "SET CONSTRAINTS ALL DEFERRED")
+        try:
+            with connection.transaction():
+                self._apply(connection, is_replacing=is_replacing, is_empty=is_empty)
+        except psycopg.errors.UniqueViolation:
+            with connection.transaction():
+                if not self._apply_in_order(connection, is_replacing=is_replacing):
+                    raise
+        self._check_kept(connection)
+
+    def _apply(self, connection: Connection, *, is_replacing: bool, is_empty: bool) -> None:
+        deletes = self.staged.deletions > 0 and not is_empty
+        stores = self.staged.rows > self.staged.deletions
         if is_replacing and not is_empty:
             self._delete_others(connection)
-        elif self.staged.deletions and not is_empty:
+            deletes = False
+        elif deletes and not (stores and self.table.refers_to_itself(connection)):
             run(connection, self._delete(self._latest(is_narrow=True)), self._values())
-        if self.staged.rows > self.staged.deletions:
+            deletes = False
+        if stores:
             # An insert into an empty table takes half the time without ON CONFLICT.
-            statement = self._upsert(self._latest(), can_conflict=not is_empty)
-            run(connection, statement, self._values())
+            self._store(connection, self._latest(), deletes=deletes, can_conflict=not is_empty)
+
+    def _store(
+        self,
+        connection: Connection,
+        latest: Composed,
+        *,
+        deletes: bool,
+        can_conflict: bool = True,
+        more: str = "",
+    ) -> None:
+        """Store rows; with `deletes` the same statement deletes those of tombstones first.
+
+        Rows may refer to other rows of the table: PostgreSQL then looks at what they refer to only
+        when all is done.
+        """
+        from psycopg.sql import SQL
+
+        if not deletes:
+            run(
+                connection,
+                self._upsert(latest, can_conflict=can_conflict, more=more),
+                self._values(),
+            )
+            return
+        gone = self._delete(self._latest(is_narrow=True))
+        stored = self._upsert(latest, more=f"AND (SELECT count(*) FROM kl_gone) >= 0 {more}")
+        both = SQL("WITH kl_gone AS ({} RETURNING 1) {}").format(gone, stored)
+        run(connection, both, self._values())
+
+    def _apply_in_order(self, connection: Connection, *, is_replacing: bool) -> bool:
+        """Apply the rows in an order in which each unique value is free when a row gets it.
+
+        Return False if rows wait for the value of a row that the table refuses.
+        """
+        from psycopg.sql import SQL
+
+        if is_replacing:
+            self._delete_others(connection)
+        deletes = self.staged.deletions > 0 and not is_replacing
+        if deletes and not self.table.refers_to_itself(connection):
+            run(connection, self._delete(self._latest(is_narrow=True)), self._values())
+            deletes = False
+        self._number(connection)
+        moves = self._arrange(connection)
+        if moves.postponed:
+            return False
+        rows = SQL(f"SELECT * FROM {_NUMBERED}").format()
+        self._store(connection, rows, deletes=deletes, more=f"ORDER BY {_NUMBER}")
+        run(connection, f"DROP TABLE {_NUMBERED}")
+        return True
+
+    def _number(self, connection: Connection) -> int:
+        """Make the temporary table of numbered rows; return their count."""
+        from psycopg.sql import SQL
+
+        run(
+            connection,
+            SQL(
+                "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS "
+                "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
+                "AS {number}, * FROM ({latest}) AS latest"
+            ).format(SQL(_NUMBERED), number=SQL(_NUMBER), latest=self._latest()),
+            self._values(),
+        )
+        return int(one(connection, f"SELECT count(*) FROM {_NUMBERED}"))
+
+    def _arrange(self, connection: Connection) -> Arrangement:
+        """Give the rows that get each other's unique values numbers in the order of `arrange`.
+
+        They come behind all others. Rows that cannot be judged in this round are taken away.
+        """
+        oid = self.table.oid(connection)
+        assert oid is not None
+        values = NumberedValues(
+            connection,
+            oid,
+            self.table.identifier.as_string(connection).replace("%%", "%"),
+            _NUMBERED,
+            names=[column.name for column in self.staged.target.columns],
+            keys=self.table.keys,
+        )
+        several: set[int] = set()
+        is_known = False
+
+        def has_earlier(number: int) -> bool:
+            nonlocal is_known
+            if not is_known:
+                several.update(self._with_earlier(connection))
+                is_known = True
+            return number in several
+
+        moves = values.arrange(has_earlier)
+        run(
+            connection,
+            f"DELETE FROM {_NUMBERED} WHERE {_NUMBER} = ANY(%s)",
+            (moves.postponed,),
+        )
+        run(
+            connection,
+            f"UPDATE {_NUMBERED} SET {_NUMBER} = (SELECT max({_NUMBER}) FROM {_NUMBERED}) + place "
+            "FROM unnest(%s::bigint[]) WITH ORDINALITY AS arranged(number, place) "
+            f"WHERE {_NUMBER} = arranged.number",
+            ([*moves.order, *moves.refused],),
+        )
+        return moves
+
+    def _with_earlier(self, connection: Connection) -> list[int]:
+        """Return the numbers of rows whose keys have earlier records."""
+        from psycopg.sql import SQL
+
+        found = run(
+            connection,
+            SQL(
+                "SELECT {number} FROM {numbered} WHERE ({key}) IN (SELECT {key} FROM ({rows}) "
+                "AS staged GROUP BY {key} HAVING count(*) > 1)"
+            ).format(
+                number=SQL(_NUMBER),
+                numbered=SQL(_NUMBERED),
+                key=self.table.key(),
+                rows=self._rows(has_keys_alone=True),
+            ),
+            self._values(),
+        ).fetchall()
+        return [number for (number,) in found]
+
+    def _check_kept(self, connection: Connection) -> None:
+        """Raise UnkeptRowsError if the table is not as the rows say."""
+        from psycopg.sql import SQL
+
+        if not self.table.may_change_rows(connection):
+            return
+        latest = self._latest(has_keys_alone=True)
+        unkept = SQL("SELECT 1 FROM ({}) AS latest WHERE kl_deleted = {} LIMIT 1").format(
+            latest, self._has_row()
+        )
+        if one(connection, unkept, self._values()) is not None:
+            raise UnkeptRowsError(_UNKEPT)
+
+    def _has_row(self) -> Composed:
+        """Return whether the table has the row of `latest`, in SQL."""
+        from psycopg.sql import SQL
+
+        return SQL("EXISTS (SELECT FROM {} AS kept WHERE ({}) = ({}))").format(
+            self.table.identifier, *self._keys_of_both()
+        )
 
     def _fill(self, connection: Connection) -> bool:
         """Fill a table that this micro-batch has created, as if each row were a key's latest.
@@ -210,7 +399,8 @@ class Merge:
             self._values(),
         )
 
-    def _upsert(self, latest: Composed, *, can_conflict: bool = True) -> Composed:
+    def _upsert(self, latest: Composed, *, can_conflict: bool = True, more: str = "") -> Composed:
+        """Return the statement for rows; `more` goes behind the condition of its query."""
         from psycopg.sql import SQL
 
         names = self._names()
@@ -230,8 +420,14 @@ class Merge:
         listed = SQL(", ").join(names)
         return SQL(
             "INSERT INTO {table} ({names}) SELECT {names} FROM ({latest}) AS latest "
-            "WHERE NOT kl_deleted {updates}"
-        ).format(table=self.table.identifier, names=listed, latest=latest, updates=updates)
+            "WHERE NOT kl_deleted {more} {updates}"
+        ).format(
+            table=self.table.identifier,
+            names=listed,
+            latest=latest,
+            more=SQL(more),
+            updates=updates,
+        )
 
     def misfits(
         self, connection: Connection, *, is_replacing: bool
@@ -250,35 +446,53 @@ class Merge:
                 yield from self._unstorable(connection, is_replacing)
 
     def _unstorable(self, connection: Connection, is_replacing: bool) -> Iterator[Misfit]:
-        from psycopg.sql import SQL
 
         run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
-        run(
-            connection,
-            SQL(
-                "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
-                "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
-                "AS {number}, * FROM ({latest}) AS latest"
-            ).format(number=SQL(_NUMBER), latest=self._latest()),
-            self._values(),
-        )
-        count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
+        count = self._number(connection)
         if is_replacing:
             self._check_others(connection)
-        part = SQL("SELECT * FROM kafkalog_misfits WHERE kl_number BETWEEN %s AND %s").format()
-        statements = (self._delete(part), self._upsert(part))
-        refused = []
-        for statement in statements:
-            for number, reason in self._search(connection, statement, 1, count):
-                yield self._misfit(connection, number, reason)
-                refused.append(number)
-        for versions in self._earlier(connection, refused, count):
+        steps = self._steps(connection)
+        refused = [(steps[0], *found) for found in self._search(connection, steps[0], 1, count)]
+        self._arrange(connection)
+        count = int(one(connection, f"SELECT coalesce(max({_NUMBER}), 0) FROM {_NUMBERED}"))
+        refused += [(steps[1], *found) for found in self._search(connection, steps[1], 1, count)]
+        refused = self._refused_still(connection, refused)
+        for _, number, reason in refused:
+            yield self._misfit(connection, number, reason)
+        for versions in self._earlier(connection, [number for _, number, _ in refused], count):
             for version in newest_first(versions):
                 at = version.number
-                faults = [f for s in statements for f in self._search(connection, s, at, at)]
+                faults = [f for s in steps for f in self._search(connection, s, at, at)]
                 if not faults:
                     break
                 yield self._misfit(connection, at, faults[0][1])
+
+    def _steps(self, connection: Connection) -> tuple[_Step, _Step]:
+        """Return the deletion and the upsert of numbered rows."""
+        from psycopg.sql import SQL
+
+        part = SQL(_PART).format()
+        delete, upsert = self._delete(part), self._upsert(part, more=f"ORDER BY {_NUMBER}")
+        if not self.table.may_change_rows(connection):
+            return _Step(delete), _Step(upsert)
+        found = SQL("SELECT 1 FROM ({}) AS latest WHERE ").format(part)
+        still = found + SQL("kl_deleted AND ") + self._has_row()
+        gone = found + SQL("NOT kl_deleted AND NOT ") + self._has_row()
+        return _Step(delete, still, _STILL_THERE), _Step(upsert, gone, _UNKEPT)
+
+    def _refused_still(
+        self, connection: Connection, refused: list[tuple[_Step, int, str]]
+    ) -> list[tuple[_Step, int, str]]:
+        """Try refused rows again, since they may refer to rows that came later."""
+        known = -1
+        while known != len(refused):
+            known = len(refused)
+            refused = [
+                (step, number, reason)
+                for step, number, _ in refused
+                for _, reason in self._search(connection, step, number, number)
+            ]
+        return refused
 
     def _earlier(
         self, connection: Connection, refused: Sequence[int], count: int
@@ -291,11 +505,11 @@ class Merge:
         run(
             connection,
             SQL(
-                "INSERT INTO kafkalog_misfits SELECT %(count)s + row_number() OVER (), staged.* "
+                "INSERT INTO kafkalog_numbered SELECT %(count)s + row_number() OVER (), staged.* "
                 "FROM ({rows}) AS staged WHERE ({key}) IN "
-                "(SELECT {key} FROM kafkalog_misfits WHERE kl_number = ANY(%(refused)s)) "
+                "(SELECT {key} FROM kafkalog_numbered WHERE kl_number = ANY(%(refused)s)) "
                 "AND (kl_topic, kl_partition, kl_offset) NOT IN "
-                "(SELECT kl_topic, kl_partition, kl_offset FROM kafkalog_misfits "
+                "(SELECT kl_topic, kl_partition, kl_offset FROM kafkalog_numbered "
                 "WHERE kl_number = ANY(%(refused)s))"
             ).format(rows=self._rows(), key=self.table.key()),
             {**self._values(), "refused": refused, "count": count},
@@ -305,7 +519,7 @@ class Merge:
             connection,
             SQL(
                 "SELECT dense_rank() OVER (ORDER BY {key}), kl_topic, kl_partition, kl_offset, "
-                "kl_timestamp, kl_number FROM kafkalog_misfits WHERE kl_number > %s"
+                "kl_timestamp, kl_number FROM kafkalog_numbered WHERE kl_number > %s"
             ).format(key=self.table.key()),
             (count,),
         ).fetchall():
@@ -326,7 +540,7 @@ class Merge:
         run(
             connection,
             SQL(
-                "CREATE TEMPORARY TABLE kafkalog_misfits ON COMMIT DROP AS "
+                "CREATE TEMPORARY TABLE kafkalog_numbered ON COMMIT DROP AS "
                 "SELECT row_number() OVER (ORDER BY kl_topic, kl_partition, kl_offset) "
                 "AS {}, * FROM {} WHERE {} = ANY(%(attempts)s)"
             ).format(SQL(_NUMBER), self._source, SQL(ATTEMPT)),
@@ -335,18 +549,19 @@ class Merge:
 
         def store(chosen: Sequence[Column]) -> Composed:
             return SQL(
-                "INSERT INTO kafkalog_typed ({}) SELECT {} FROM kafkalog_misfits "
+                "INSERT INTO kafkalog_typed ({}) SELECT {} FROM kafkalog_numbered "
                 "WHERE kl_number BETWEEN %s AND %s"
             ).format(
                 SQL(", ").join(sql_name(column.name) for column in chosen),
                 SQL(", ").join(column.value() for column in chosen),
             )
 
-        count = one(connection, "SELECT count(*) FROM kafkalog_misfits")
-        for number, reason in self._search(connection, store(columns), 1, count):
+        count = one(connection, "SELECT count(*) FROM kafkalog_numbered")
+        for number, reason in self._search(connection, _Step(store(columns)), 1, count):
             words = reason
             for column in columns:
-                for _, of_column in self._search(connection, store([column]), number, number):
+                alone = _Step(store([column]))
+                for _, of_column in self._search(connection, alone, number, number):
                     words = f'column "{column.name}": {of_column}'
                 if words != reason:
                     break
@@ -366,7 +581,7 @@ class Merge:
             ) from fault
 
     def _search(
-        self, connection: Connection, statement: Composed, first: int, last: int
+        self, connection: Connection, step: _Step, first: int, last: int
     ) -> Iterator[tuple[int, str]]:
         """Apply rows; yield the numbers of those that are refused, and why."""
         import psycopg
@@ -375,7 +590,11 @@ class Merge:
             return
         try:
             with connection.transaction():
-                run(connection, statement, (first, last))
+                run(connection, step.statement, (first, last))
+                if step.unkept and one(connection, step.unkept, (first, last)) is not None:
+                    raise UnkeptRowsError(step.reason)
+        except UnkeptRowsError as fault:
+            reason = str(fault)
         except psycopg.Error as fault:
             if not is_about_rows(fault):
                 raise
@@ -386,8 +605,8 @@ class Merge:
             yield first, reason
         else:
             middle = (first + last) // 2
-            yield from self._search(connection, statement, first, middle)
-            yield from self._search(connection, statement, middle + 1, last)
+            yield from self._search(connection, step, first, middle)
+            yield from self._search(connection, step, middle + 1, last)
 
     def _misfit(self, connection: Connection, number: int, reason: str) -> Misfit:
         from psycopg.sql import SQL
@@ -396,7 +615,7 @@ class Merge:
         found = run(
             connection,
             SQL(
-                f"SELECT kl_topic, kl_partition, kl_offset, {form} FROM kafkalog_misfits "
+                f"SELECT kl_topic, kl_partition, kl_offset, {form} FROM kafkalog_numbered "
                 "WHERE kl_number = %s"
             ).format(self.table.key()),
             (number,),

@@ -78,6 +78,38 @@ SELECT EXISTS (
 """Whether the table of positions exists, with the column that earlier versions did not have."""
 
 
+_MAY_CHANGE_ROWS = """
+SELECT EXISTS (
+        SELECT FROM pg_trigger WHERE NOT tgisinternal AND tgenabled <> 'D'
+            AND tgrelid IN (SELECT %(oid)s UNION SELECT relid FROM pg_partition_tree(%(oid)s)))
+    OR EXISTS (
+        SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+        WHERE a.attrelid = %(oid)s AND a.attname = ANY(%(keys)s::text[])
+            AND greatest(a.atttypmod, t.typtypmod) >= 0)
+"""
+"""Whether a trigger, or the length or precision of a key, may make another row of a row."""
+_REFERS_TO_ITSELF = """
+SELECT EXISTS (SELECT FROM pg_constraint WHERE contype = 'f' AND conrelid = %(oid)s
+    AND confrelid = %(oid)s)
+"""
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+"""What a relation may be in which the upsert cannot find, count or merge rows."""
+_RULE = """
+SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND ev_enabled IN ('O', 'A') LIMIT 1
+"""
+_IS_HIDING = """
+SELECT row_security_active(%(oid)s::oid) AND NOT (
+    EXISTS (SELECT FROM pg_policy WHERE polrelid = %(oid)s AND polpermissive AND polcmd = '*'
+        AND pg_get_expr(polqual, polrelid) = 'true'
+        AND coalesce(pg_get_expr(polwithcheck, polrelid), 'true') = 'true'
+        AND (0 = ANY(polroles) OR EXISTS (
+            SELECT FROM unnest(polroles) AS r(oid) WHERE pg_has_role(r.oid, 'USAGE'))))
+    AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = %(oid)s AND NOT polpermissive))
+"""
+"""Whether row-level security may hide rows from this role. A policy that lets it do everything, in
+a table without restrictive ones, hides none."""
+
+
 class MissingColumnsError(Exception):
     """The rows have columns that the table lacks."""
 
@@ -230,6 +262,7 @@ class PostgresTable:
             self._create_positions(connection)
         if self.oid(connection) is None:
             self._create(connection, names, types)
+        self._check_seen(connection)
         self._check_logged(connection)
         return self._columns(connection, names, types)
 
@@ -265,6 +298,41 @@ class PostgresTable:
                 f'table {self}: the database has no schema "{self.schema}"; create it, or give the '
                 "table as schema.name with one that exists"
             )
+
+    def _check_seen(self, connection: Connection) -> None:
+        """Refuse a table whose rows the upsert may not see, or that may write other rows."""
+        oid = self.oid(connection)
+        kind = one(connection, "SELECT relkind::text FROM pg_class WHERE oid = %s", (oid,))
+        if kind in _KINDS:
+            raise InvalidInputError(
+                f"table {self}: it is {_KINDS[kind]} (expected a table). Give the table that has "
+                "the rows."
+            )
+        rule = one(connection, _RULE, (oid,))
+        if rule is not None:
+            raise InvalidInputError(
+                f'table {self}: its rule "{rule}" may write other rows than the log has, without '
+                f'an error. Run DROP RULE "{rule}" ON {self}, or write a trigger in its place.'
+            )
+        for name in (self.name, _POSITIONS):
+            beside = self.oid(connection, name)
+            if one(connection, _IS_HIDING, {"oid": beside}):
+                role = one(connection, "SELECT current_user")
+                raise InvalidInputError(
+                    f"table {self.schema}.{name}: row-level security may hide rows from role "
+                    f'"{role}", so a deletion would not find them. Run ALTER ROLE "{role}" '
+                    f'BYPASSRLS, or CREATE POLICY kafkalog ON {self.schema}.{name} TO "{role}" '
+                    "USING (true), or write as a role that sees all rows."
+                )
+
+    def may_change_rows(self, connection: Connection) -> bool:
+        """Return whether the table may store a row otherwise than it comes, or drop it."""
+        values = {"oid": self.oid(connection), "keys": list(self.keys)}
+        return bool(one(connection, _MAY_CHANGE_ROWS, values))
+
+    def refers_to_itself(self, connection: Connection) -> bool:
+        """Return whether rows of the table may refer to other rows of it."""
+        return bool(one(connection, _REFERS_TO_ITSELF, {"oid": self.oid(connection)}))
 
     def _check_logged(self, connection: Connection) -> None:
         """Refuse a table that a server crash empties: its position would outlive its rows."""

@@ -28,7 +28,12 @@ from kafkalog.sink.upsert.postgres.client import (
     run,
 )
 from kafkalog.sink.upsert.postgres.idle_connections import IdleConnections
-from kafkalog.sink.upsert.postgres.merge import Merge, Staged, UndeletableRowError
+from kafkalog.sink.upsert.postgres.merge import (
+    Merge,
+    Staged,
+    UndeletableRowError,
+    UnkeptRowsError,
+)
 from kafkalog.sink.upsert.postgres.staging import (
     PackingTask,
     StagedRows,
@@ -327,6 +332,8 @@ class PostgresUpsert(Upsert):
                             self.leave_out_refused(df, batch, staged.refused)
                         is_applied = True
                 break
+            except UnkeptRowsError as fault:
+                raise _RefusedError(str(fault)) from fault
             except psycopg.Error as fault:
                 if is_about_rows(fault):
                     raise _RefusedError(fault.diag.message_primary or str(fault)) from fault

@@ -15,7 +15,7 @@ from kafkalog.sink.upsert import Batch, Position, PostgresUpsert
 from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.postgres.merge import Merge
 from tests.postgres_server import query
-from tests.unit.sink.postgres_rows import Apply, batch, driver_batch, table
+from tests.unit.sink.postgres_rows import Apply, apply_small, batch, driver_batch, table
 
 
 class Skipping(PostgresUpsert):
@@ -225,3 +225,143 @@ def test_positions_without_a_count_of_bad_records_are_read_and_get_one(
     query(postgres, "ALTER TABLE stock ADD CHECK (value <> 'x')")
     assert apply(Skipping(postgres), batch(1), driver_batch([("a", "x"), ("b", "2")], offset=1))
     assert Skipping(postgres).positions() == {"q": batch(1).position(refused=1)}
+
+
+def trigger(postgres: str, when: str, body: str) -> None:
+    query(
+        postgres,
+        f"CREATE FUNCTION changing() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {body} END $$",
+    )
+    query(
+        postgres,
+        f"CREATE TRIGGER changing {when} ON stock FOR EACH ROW EXECUTE FUNCTION changing()",
+    )
+
+
+LOWERED = ("BEFORE INSERT", "new.key := lower(new.key); RETURN new;")
+CHANGING = {
+    "a key that a trigger changes": (*LOWERED, [("A", "1"), ("a", "2"), ("b", "3"), ("C", "4")]),
+    "the same in the other order": (*LOWERED, [("a", "2"), ("b", "3"), ("A", "1"), ("C", "4")]),
+    "a row that a trigger skips": (
+        "BEFORE INSERT OR UPDATE",
+        "IF new.key < 'a' THEN RETURN NULL; END IF; RETURN new;",
+        [("A", "1"), ("a", "2"), ("b", "3"), ("C", "4")],
+    ),
+    "a row that a trigger deletes": (
+        "AFTER INSERT",
+        "DELETE FROM stock WHERE key < 'a'; RETURN NULL;",
+        [("a", "2"), ("A", "1"), ("b", "3"), ("C", "4")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("when", "body", "rows"), CHANGING.values(), ids=CHANGING)
+def test_a_record_whose_row_is_not_kept_under_its_key_is_named_and_left_out(
+    postgres: str, apply: Apply, when: str, body: str, rows: list[tuple[str, str | None]]
+) -> None:
+    query(postgres, 'CREATE TABLE stock (key text COLLATE "C" PRIMARY KEY, value text)')
+    trigger(postgres, when, body)
+    bad = [n for n, (key, _) in enumerate(rows) if key.isupper()]
+    with pytest.raises(InvalidInputError, match=rf"t-0 offset {bad[0]} does not fit: a trigger"):
+        apply(PostgresUpsert(postgres, "stock"), batch(0), driver_batch(rows))
+    upsert = Skipping(postgres)
+    assert apply(upsert, batch(0), driver_batch(rows))
+    assert offsets(upsert) == bad
+    assert table(postgres) == [("a", "2"), ("b", "3")]
+
+
+def test_a_deletion_that_a_trigger_skips_is_named_and_left_out(postgres: str, apply: Apply) -> None:
+    upsert = Skipping(postgres)
+    apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1"), ("c", "1")]))
+    trigger(postgres, "BEFORE DELETE", "IF old.key = 'b' THEN RETURN NULL; END IF; RETURN old;")
+    rows = driver_batch([("a", None), ("b", None), ("c", None), ("d", "1")], offset=3)
+    assert apply(upsert, batch(1), rows)
+    assert offsets(upsert) == [4]
+    assert table(postgres) == [("b", "1"), ("d", "1")]
+
+
+LOSSY_KEYS = {
+    "text": ("varchar(10)", "abcdefghij", "abcdefghij "),
+    "a number": ("numeric(9,2)", "1.25", "1.251"),
+    "a time": ("timestamp(0)", "2024-01-01 00:00:00", "2024-01-01 00:00:00.4"),
+}
+
+
+@pytest.mark.parametrize(("kind", "fitting", "odd"), LOSSY_KEYS.values(), ids=LOSSY_KEYS)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_key_that_its_column_would_change_is_named_and_left_out(
+    postgres: str, apply: Apply, kind: str, fitting: str, odd: str, is_first: bool
+) -> None:
+    query(postgres, f"CREATE TABLE stock (key {kind} PRIMARY KEY, value text)")
+    rows = [(odd, "odd"), (fitting, "fits")][:: 1 if is_first else -1]
+    bad = rows.index((odd, "odd"))
+    with pytest.raises(InvalidInputError, match=rf"t-0 offset {bad} does not fit: .*of the key"):
+        apply(PostgresUpsert(postgres, "stock"), batch(0), driver_batch(rows))
+    upsert = Skipping(postgres)
+    assert apply(upsert, batch(0), driver_batch(rows))
+    assert offsets(upsert) == [bad]
+    assert table(postgres, "key::text, value") == [(fitting, "fits")]
+
+
+def test_keys_that_a_type_takes_for_one_are_one(postgres_server: Any, postgres: str) -> None:
+    try:
+        postgres_server.query("CREATE EXTENSION IF NOT EXISTS citext")
+    except Exception as missing:
+        pytest.skip(str(missing))
+    query(postgres, "CREATE TABLE stock (key public.citext PRIMARY KEY, value varchar(9) UNIQUE)")
+    upsert = Skipping(make_conninfo(postgres, options="-c search_path=" + schema_of(postgres)))
+    rows = [("A", "1"), ("a", "2"), ("b", "1"), ("C", "3"), ("c", None)]
+    assert apply_small(upsert, batch(0), driver_batch(rows))
+    assert [(key.lower(), value) for key, value in table(postgres)] == [("a", "2"), ("b", "1")]
+
+
+def schema_of(postgres: str) -> str:
+    ((schema,),) = query(postgres, "SELECT current_schema()")
+    return f"{schema},public"
+
+
+def test_a_table_whose_rows_a_role_may_not_see_is_refused_before_the_first_row(
+    postgres_server: Any, postgres: str, apply: Apply
+) -> None:
+    upsert = Skipping(postgres)
+    apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1")]))
+    query(postgres, "ALTER TABLE stock ENABLE ROW LEVEL SECURITY")
+    assert apply(upsert, batch(1), driver_batch([("a", "2")], offset=2))  # the owner sees all
+    query(postgres, "ALTER TABLE stock FORCE ROW LEVEL SECURITY")
+    query(postgres, "CREATE POLICY mine ON stock USING (key = 'a') WITH CHECK (true)")
+    for rule in (upsert, PostgresUpsert(postgres, "stock")):
+        with pytest.raises(InvalidInputError, match="row-level security may hide rows from role"):
+            apply(rule, batch(2), driver_batch([("b", None)], offset=3))
+    with pytest.raises(InvalidInputError) as refused:
+        apply(upsert, batch(2), driver_batch([("b", None)], offset=3))
+    advice = str(refused.value).partition("BYPASSRLS, or ")[2].partition(", or write")[0]
+    query(postgres, advice)
+    assert apply(upsert, batch(2), driver_batch([("b", None)], offset=3))
+    assert table(postgres) == [("a", "2")]
+    query(postgres, "CREATE POLICY most ON stock AS RESTRICTIVE USING (key > 'a')")
+    with pytest.raises(InvalidInputError, match="row-level security may hide rows from role"):
+        apply(upsert, batch(3), driver_batch([("a", None)], offset=4))
+    query(postgres, "ALTER TABLE stock NO FORCE ROW LEVEL SECURITY")
+    query(postgres, "ALTER TABLE kafkalog_positions ENABLE ROW LEVEL SECURITY")
+    query(postgres, "ALTER TABLE kafkalog_positions FORCE ROW LEVEL SECURITY")
+    with pytest.raises(InvalidInputError, match="kafkalog_positions: row-level security may hide"):
+        apply(upsert, batch(3), driver_batch([("a", None)], offset=4))
+
+
+@pytest.mark.parametrize(
+    ("made", "problem"),
+    [
+        ("CREATE VIEW stock AS SELECT * FROM kept", "it is a view"),
+        ("CREATE MATERIALIZED VIEW stock AS SELECT * FROM kept", "it is a materialized view"),
+        ("ALTER TABLE kept RENAME TO stock", 'its rule "dropped" may write other rows'),
+    ],
+)
+def test_what_the_upsert_cannot_see_through_is_refused_before_the_first_row(
+    postgres: str, apply: Apply, made: str, problem: str
+) -> None:
+    query(postgres, "CREATE TABLE kept (key text PRIMARY KEY, value text)")
+    query(postgres, "CREATE RULE dropped AS ON DELETE TO kept DO INSTEAD NOTHING")
+    query(postgres, made)
+    with pytest.raises(InvalidInputError, match=problem):
+        apply(Skipping(postgres), batch(0), driver_batch([("a", "1"), ("b", None)]))
+    assert query(postgres, "SELECT count(*) FROM stock") == [(0,)]

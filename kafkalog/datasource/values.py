@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json as json_module
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
+from kafkalog.datasource.bare_avro import BareAvro
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -27,8 +27,12 @@ def value_columns(
     Give exactly one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`,
     a schema in Avro's JSON. The column `value` is binary or string. `options` are those of Spark's
     `from_json` or `from_avro`. Another column with the name of a field becomes `_<name>`; letter
-    case counts if `spark.sql.caseSensitive` is true. A tombstone gives nulls in all fields, and so
-    does a text that does not parse, unless `options` have `mode=FAILFAST`.
+    case counts if `spark.sql.caseSensitive` is true. A tombstone gives nulls in all fields. So does
+    a JSON value that does not parse, unless `options` have `mode=FAILFAST`. An Avro value that does
+    not end where its schema does fails the query, unless `options` have `mode=PERMISSIVE`.
+
+    `avro` is for bare values. A framed value, with the five bytes that Confluent's serializers put
+    before it, fails the query, and the error says how to decode it.
 
     Works on streams too. Raises InvalidInputError for an invalid schema, for equal column names,
     and if Spark's Avro package is not on the class path.
@@ -50,10 +54,10 @@ def value_columns(
         text = functions.col(_VALUE).cast("string")
         # Spark Connect refuses an empty map.
         document = functions.from_json(text, fields_of(json, "json"), options or None)
+        parsed = df.withColumn(_VALUE, document)
     else:
         assert avro is not None
-        document = _from_avro(avro, options)
-    parsed = _replaced(df, document)
+        parsed = BareAvro(avro, options).replace_values(df)
     fields = _field_names(parsed)
     same = _comparison(df)
     taken = {same(field) for field in fields}
@@ -88,44 +92,6 @@ def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
                 "same to Spark unless spark.sql.caseSensitive is true"
             )
         first[same(name)] = name
-
-
-def _from_avro(schema: str, options: dict[str, str]) -> Column:
-    from pyspark.sql.avro.functions import from_avro
-
-    try:
-        is_record = json_module.loads(schema)["type"] == "record"
-    except (ValueError, TypeError, KeyError):
-        is_record = False
-    if not is_record:
-        raise InvalidInputError("avro= takes the schema of a record, in Avro's JSON")
-    try:
-        return from_avro(_VALUE, schema, options or None)
-    except (TypeError, AttributeError):  # releases without the built-in function
-        raise _no_avro() from None
-
-
-def _replaced(df: DataFrame, document: Column) -> DataFrame:
-    """Return `df` with documents in place of values; Spark resolves the function here."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        parsed = df.withColumn(_VALUE, document)
-        _ = parsed.schema  # Spark Connect resolves nothing before it is asked for the schema
-        return parsed
-    except AnalysisException as fault:
-        if "AVRO_NOT_LOADED" in str(fault):
-            raise _no_avro() from None
-        raise
-
-
-def _no_avro() -> InvalidInputError:
-    import pyspark
-
-    return InvalidInputError(
-        "Avro values need Spark's Avro package on the class path: start the session with "
-        f"spark.jars.packages=org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
-    )
 
 
 def _field_names(parsed: DataFrame) -> list[str]:

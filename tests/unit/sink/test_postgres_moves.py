@@ -130,6 +130,20 @@ def test_a_row_may_move_to_another_row_that_it_refers_to(postgres: str) -> None:
     assert found == [("c", "n", "old"), ("d", "n", "new"), ("n", "q", "new"), ("q", "q", "old")]
 
 
+def test_a_circle_changes_no_column_that_the_rows_do_not_bring(postgres: str) -> None:
+    query(
+        postgres,
+        "CREATE TABLE stock (key text PRIMARY KEY, n int DEFAULT 1, value text NOT NULL, "
+        "UNIQUE (n, value))",
+    )
+    query(postgres, "CREATE UNIQUE INDEX one ON stock (lower(value)) WHERE n > 0")
+    upsert = PostgresUpsert(postgres, "stock")
+    assert apply_small(upsert, batch(0), driver_batch([("a", "v1"), ("b", "v2")]))
+    query(postgres, "UPDATE stock SET n = 7")
+    assert apply_small(upsert, batch(1), driver_batch([("a", "v2"), ("b", "v1")]))
+    assert table(postgres, "*") == [("a", 7, "v2"), ("b", 7, "v1")]
+
+
 values = st.sampled_from([None, *"uvwx"])
 changes = st.lists(st.tuples(st.sampled_from("abcde"), values), min_size=1, max_size=8)
 

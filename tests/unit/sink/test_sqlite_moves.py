@@ -133,3 +133,16 @@ def test_a_micro_batch_ends_as_its_records_one_by_one_or_is_refused(
         else:
             assert upsert.left_out
         rows = found
+
+
+def test_a_circle_changes_no_column_that_the_rows_do_not_bring(database: Path) -> None:
+    query(
+        database,
+        "CREATE TABLE stock (key TEXT PRIMARY KEY, n INTEGER DEFAULT 1, value TEXT NOT NULL, "
+        "UNIQUE (n, value))",
+    )
+    query(database, "CREATE UNIQUE INDEX one ON stock (lower(value)) WHERE n > 0")
+    apply(database, 0, [("a", "v1"), ("b", "v2")])
+    query(database, "UPDATE stock SET n = 7")
+    apply(database, 1, [("a", "v2"), ("b", "v1")])
+    assert query(database, "SELECT * FROM stock") == [("a", 7, "v2"), ("b", 7, "v1")]

@@ -196,13 +196,18 @@ class NumberedValues:
             yield Rival(number, value, row)
 
     def _park(self, row: int, index: UniqueIndex) -> None:
-        """Free the value that the table's row of a numbered row has, if a column allows it."""
+        """Free the value that the table's row of a numbered row has, if a column allows it.
+
+        Only a column that the row brings is changed, since its new value comes afterwards.
+        """
         import psycopg
 
-        parkable = run(
-            self._connection, _PARKABLE, {"index": index.oid, "keys": self._keys}
-        ).fetchall()
-        for column, name, kind, category, is_referred_to in parkable:
+        found = run(self._connection, _PARKABLE, {"index": index.oid, "keys": self._keys})
+        parkable = [each for each in found.fetchall() if each[1] in self._names]
+        before = self._values_of(row, index)
+        for column, name, kind, category, is_referred_to in sorted(
+            parkable, key=lambda each: each[1] not in index.columns
+        ):
             may_be_null = not (index.compares_nulls or is_referred_to)
             values = self._free_values(column, name, kind, category)
             for value in [*(["NULL"] if may_be_null else []), *values]:
@@ -215,7 +220,17 @@ class NumberedValues:
                         )
                 except (psycopg.errors.IntegrityError, psycopg.errors.DataError):
                     continue
-                return
+                if self._values_of(row, index) != before:
+                    return
+
+    def _values_of(self, row: int, index: UniqueIndex) -> object:
+        """Return, as text, the values in an index of the table's row of a numbered row."""
+        keys = ", ".join(map(_quoted, self._keys))
+        return self._run(
+            f"SELECT theirs::text FROM ({index.values(self._name, keys)}) AS theirs "
+            f"JOIN {self._numbered} AS mine ON {self._pairs('theirs.{} = mine.{}')} "
+            f"WHERE mine.kl_number = {row}"
+        ).fetchall()
 
     def _free_values(self, column: str, name: str, kind: str, category: str) -> Iterator[str]:
         """Yield values of a column that no row has, in SQL, the plainest first."""

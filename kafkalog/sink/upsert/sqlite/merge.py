@@ -236,13 +236,14 @@ class SQLiteMerge:
             )
         ]
         places = {number: place for place, number in enumerate(in_order)}
+        several = self._with_earlier()
         moves = arrange(
             [
                 Claim(index, places[row], None if holder is None else places[holder])
                 for index, row, holder in claims
             ],
             [Rival(index, value, places[row]) for index, value, row in rivals],
-            lambda place: self._has_earlier(in_order[place]),
+            lambda place: in_order[place] in several,
         )
         for place, index in moves.parked:
             values.park(_SOURCE, in_order[place], index)
@@ -252,17 +253,16 @@ class SQLiteMerge:
             postponed=[in_order[place] for place in moves.postponed],
         )
 
-    def _has_earlier(self, number: int) -> bool:
-        """Return whether the key of a row has earlier records that may be tried."""
+    def _with_earlier(self) -> set[int]:
+        """Return the numbers of rows whose keys have other records, which may be tried."""
         if not self._leaves_out:
-            return False
+            return set()
         key = ", ".join(self._keys)
-        (count,) = self._connection.execute(
-            f"SELECT count(*) FROM {_SOURCE} WHERE ({key}) = "
-            f"(SELECT {key} FROM {_SOURCE} WHERE {NUMBER} = ?)",
-            (number,),
-        ).fetchone()
-        return bool(count > 1)
+        found = self._connection.execute(
+            f"SELECT {NUMBER} FROM {_SOURCE} WHERE ({key}) IN "
+            f"(SELECT {key} FROM {_SOURCE} GROUP BY {key} HAVING count(*) > 1)"
+        )
+        return {number for (number,) in found}
 
     def _insertion(self, others: Sequence[str] = (), join: str = "", only: str = "") -> _Step:
         into = ", ".join([*self._names, *map(quoted, others)])

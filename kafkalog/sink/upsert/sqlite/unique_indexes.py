@@ -191,16 +191,22 @@ class StagedValues:
             ):
                 yield Rival(number, value, row)
 
-    def park(self, source: str, row: int, index: int) -> None:
-        """Free the value that the table's row of a staged row has, if a column allows it."""
-        name = quoted(self._table.name)
+    def park(self, source: str, row: int, number: int) -> None:
+        """Free the value that the table's row of a staged row has, if a column allows it.
+
+        Only a column that the row brings is changed, since its new value comes afterwards.
+        """
+        name, index = quoted(self._table.name), self.indexes[number]
         same = " AND ".join(
             f"{key} = (SELECT {key} FROM {source} WHERE {NUMBER} = ?1) COLLATE BINARY"
             for key in self._keys
         )
-        for column in self.indexes[index].columns or self._table.names:
-            if column.lower() in {key.lower() for key in self._table.keys}:
-                continue
+        kept = f"SELECT * FROM ({index.values(name, ', '.join(self._keys))}) WHERE {same}"
+        before = self._connection.execute(kept, (row,)).fetchall()
+        fixed = {key.lower() for key in self._table.keys}
+        parts = {column.lower() for column in index.columns}
+        columns = [column for column in self._table.names if column.lower() not in fixed]
+        for column in sorted(columns, key=lambda each: each.lower() not in parts):
             c = quoted(column)
             for value in _free_values(c, name):
                 try:
@@ -209,7 +215,8 @@ class StagedValues:
                     )
                 except sqlite3.IntegrityError:
                     continue
-                return
+                if self._connection.execute(kept, (row,)).fetchall() != before:
+                    return
 
 
 def _free_values(column: str, table: str) -> Sequence[str]:

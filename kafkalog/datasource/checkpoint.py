@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.datasource.offsets import Offsets, from_json
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.spark_offset_log import NO_OFFSET, OffsetLogEntry
 from kafkalog.storage_engine.fs import files
 
-_NO_OFFSET: Final = "-"
 _ATTEMPTS: Final = 5
 """Spark may remove the files of old batches during a read."""
 
@@ -95,18 +95,12 @@ def _batch(path: Path, batch: int) -> dict[str, Offsets]:
     if batch < 0:
         return {}
     file = path / "offsets" / str(batch)
-    # Not splitlines(): it also splits at characters that JSON may hold.
-    version, _, *lines = [*_text(file).split("\n"), ""]
-    if version == "v1":
-        named = [(str(place), line) for place, line in enumerate(lines)]
-    elif version == "v2":
-        named = [(source, text) for source, _, text in (line.partition(":") for line in lines)]
-    else:
-        raise InvalidInputError(
-            f"{file}: expected the version v1 or v2 of a query's offsets, found {version[:20]!r}"
-        )
     try:
-        found = {source: _offsets(text) for source, text in named if text not in ("", _NO_OFFSET)}
+        sources = OffsetLogEntry.parse(_text(file)).sources
+    except ValueError as fault:
+        raise InvalidInputError(f"{file}: {fault}") from None
+    try:
+        found = {name: _offsets(text) for name, text in sources.items() if text != NO_OFFSET}
     except RecursionError:
         raise InvalidInputError(
             f"{file}: expected the offsets of a query's sources, found JSON nested too deeply"

@@ -89,7 +89,7 @@ def micro_batch_ranges(
     """
     fail = fail_on_data_loss
     if not moving_start:
-        report_deleted(((p, o) for p, o in begin.items() if p not in until), fail=fail)
+        report_left_out(begin, until, state, fail=fail)
     ranges: list[OffsetRange] = []
     for partition, end in sorted(until.items()):
         offset = begin.get(partition)
@@ -108,6 +108,30 @@ def micro_batch_ranges(
     return ranges
 
 
+def report_left_out(
+    begin: Mapping[TopicPartition, int],
+    until: Mapping[TopicPartition, int],
+    state: State,
+    *,
+    fail: bool,
+) -> None:
+    """Report partitions that were read, and that a micro-batch to `until` leaves out.
+
+    They are deleted, or the query does not subscribe to them any more. Spark keeps only the end of
+    a micro-batch, so the query would forget where it was in them. Raises DataLossError, or warns.
+    """
+    left = {p: o for p, o in begin.items() if p not in until and o >= 0}
+    report_deleted(((p, o) for p, o in left.items() if not _is_held(p, state)), fail=fail)
+    unread = [f"{p} (read up to {o})" for p, o in sorted(left.items()) if _is_held(p, state)]
+    if unread:
+        report_data_loss(
+            "PARTITIONS_DELETED",
+            f"{', '.join(unread)}: in the query's checkpoint, and not subscribed to; subscribe to "
+            "what the query has read before",
+            fail=fail,
+        )
+
+
 def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) -> None:
     """Report deleted partitions that were read, each with the next offset wanted from it.
 
@@ -118,6 +142,10 @@ def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) ->
     ]
     if read:
         report_data_loss("PARTITIONS_DELETED", f"{', '.join(read)}: gone", fail=fail)
+
+
+def _is_held(partition: TopicPartition, state: State) -> bool:
+    return held_partition(partition, state) is not None
 
 
 def held_partition(partition: TopicPartition, state: State) -> PartitionState | None:

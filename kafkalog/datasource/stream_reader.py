@@ -24,6 +24,7 @@ from kafkalog.datasource.micro_batch import (
     held_partition,
     limit_offsets,
     micro_batch_ranges,
+    report_left_out,
 )
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
 from kafkalog.datasource.opened_log import open_log
@@ -122,8 +123,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         them from the partitions of its start. The second batch reads them from their first record.
         Costs one small read while nothing is committed.
 
-        Raises DataLossError for a topic that was read and deleted. For a new query it raises
-        UnknownTopicError, and InvalidInputError for starts that do not fit the log.
+        Raises DataLossError for a partition that was read, and is deleted or not subscribed to. For
+        a new query it raises UnknownTopicError, and InvalidInputError for starts that do not fit
+        the log.
         """
         self._polled()
         is_new = self._check_initial()
@@ -160,6 +162,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             ends = {
                 p: known.get(p, end) if begin.get(p) == LATEST else end for p, end in ends.items()
             }
+        if self._options().fail_on_data_loss and not is_new and self._target is None:
+            # Refuse before Spark writes a plan that has forgotten these partitions.
+            report_left_out(begin, ends, state, fail=True)
         if self._available_now:
             if self._target is None:
                 self._target = ends

@@ -75,6 +75,8 @@ class Append:
             df, batch_id, "kafkalog.sink.Append", name=self.name, checkpoint=self.checkpoint
         )
         options = {**self.options, "path": self.path}
+        if running.checkpoint is not None:
+            options["checkpointLocation"] = running.checkpoint
         if self.topic is not None:
             options["topic"] = self.topic
         parsed = SinkOptions.parse(options)

@@ -16,13 +16,42 @@ from pathlib import Path
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.query import checkpoint_directory
+from kafkalog.spark_offset_log import OffsetLogEntry
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.writer import MicroBatchPlan
 
 _SYNCED_MAX = 64
 _synced: dict[Path, tuple[int, ...]] = {}
 """The files that Spark writes once per query, and their identity when this process synced them."""
 _SETTLED_NS = 2_000_000_000
 """A file that changed less than this long ago may change again within the same timestamp."""
+
+
+def read_plan(
+    location: str | None, batch_id: int, *, is_every_one_written: bool
+) -> MicroBatchPlan | None:
+    """Return what a checkpoint says of a micro-batch; None if it cannot be read here.
+
+    `is_every_one_written`: the sink gets all micro-batches of the query.
+    """
+    directory = checkpoint_directory(location)
+    entry = None if directory is None else _entry(directory, batch_id)
+    if directory is None or entry is None:
+        return None
+    before = _entry(directory, batch_id - 1)
+    return MicroBatchPlan(
+        ends=entry.ends,
+        ends_before=None if before is None else before.ends,
+        before_ms=None if before is None else before.planned_ms,
+        is_every_one_written=is_every_one_written,
+    )
+
+
+def _entry(directory: Path, batch_id: int) -> OffsetLogEntry | None:
+    try:
+        return OffsetLogEntry.parse(files.read_file(directory / "offsets" / str(batch_id)).decode())
+    except (OSError, ValueError):
+        return None
 
 
 def sync_plan(location: str | None, batch_id: int) -> None:

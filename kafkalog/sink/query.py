@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.spark_offset_log import OffsetLogEntry
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
@@ -146,15 +147,19 @@ def end_offsets_of_driver(
         if directory is not None:
             return end_offsets_of_checkpoint(directory, running.batch_id)
         return _behind_the_rows(frame, reached())
-    entry = _execution(frame, running).offsetLog().get(running.batch_id)
+    log = _execution(frame, running).offsetLog()
+    entry = log.get(running.batch_id)
     if entry.isEmpty():
         raise InvalidInputError(
             f"query {running.query_id}, micro-batch {running.batch_id}: not in the offset log of "
             "the query's checkpoint"
         )
-    offsets = entry.get().offsets()
-    found = [offsets.apply(number) for number in range(offsets.size())]
-    return end_offsets(each.get().json() for each in found if each.isDefined())
+    # The classes of the entries differ by format; their text is that of the file.
+    jvm: Any = frame.sparkSession.sparkContext._jvm
+    written = jvm.java.io.ByteArrayOutputStream()
+    log.serialize(entry.get(), written)
+    where = f"query {running.query_id}, micro-batch {running.batch_id}"
+    return _end_offsets(where, bytes(written.toByteArray()))
 
 
 def _behind_the_rows(frame: DataFrame, reached: EndOffsets) -> EndOffsets:
@@ -176,12 +181,17 @@ def end_offsets_of_checkpoint(directory: Path, batch_id: int) -> EndOffsets:
     """
     path = directory / "offsets" / str(batch_id)
     try:
-        version, _, *sources = files.read_file(path).decode().split("\n")
-    except (OSError, ValueError) as fault:
+        text = files.read_file(path)
+    except OSError as fault:
         raise StorageError(f"{path}: the plan of the micro-batch: {fault}") from fault
-    if version == "v2":
-        sources = [line.partition(":")[2] for line in sources]
-    return end_offsets(sources)
+    return _end_offsets(path, text)
+
+
+def _end_offsets(where: object, text: bytes) -> EndOffsets:
+    try:
+        return end_offsets(OffsetLogEntry.parse(text.decode()).sources.values())
+    except ValueError as fault:
+        raise StorageError(f"{where}: the plan of the micro-batch: {fault}") from fault
 
 
 def _execution(frame: DataFrame, running: MicroBatch) -> Any:

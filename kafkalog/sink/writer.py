@@ -6,7 +6,8 @@ publishes all messages of a micro-batch with one journal record. Invariants:
 
 - The writer of a stream is (query id, topic). Tasks read the query id from Spark's local
   properties, since the object that writes and the one that commits share no state.
-- A micro-batch that Spark repeats is found in the journal and skipped.
+- A micro-batch that Spark repeats is found in the journal and skipped. One that does not follow the
+  last one there is refused.
 - `abort` also runs after a failed `commit`, so it asks the journal first (`Engine.abort`).
 """
 
@@ -30,7 +31,7 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.plain_errors import plain
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.plan import sync_plan, syncing_plan
+from kafkalog.sink.plan import read_plan, sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
 from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
@@ -315,7 +316,11 @@ class TableBatchWriter(_LogWriter, DataSourceArrowWriter):
         # `Append` passes the query and the micro-batch on as these options.
         is_stream = running is not None and app_id.split("/")[0] == running.query_id
         kind = CHECKPOINT if is_stream else TRANSACTION
-        return Writer(app_id, self.options.target, self._batch_id, kind)
+        plan = None
+        checkpoint = self.options.checkpoint  # `Append` gives the running query's
+        if running is not None and checkpoint_query_id(checkpoint) == running.query_id:
+            plan = read_plan(checkpoint, self._batch_id, is_every_one_written=False)
+        return Writer(app_id, self.options.target, self._batch_id, kind, plan)
 
 
 @plain
@@ -358,7 +363,10 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         """Return the writer's id and batch; None if nothing names the query."""
         running = _micro_batch_of(messages)
         query_id = running.query_id if running else checkpoint_query_id(self.options.checkpoint)
-        return None if query_id is None else Writer(query_id, self.options.target, batch_id)
+        if query_id is None:
+            return None
+        plan = read_plan(self.options.checkpoint, batch_id, is_every_one_written=True)
+        return Writer(query_id, self.options.target, batch_id, plan=plan)
 
 
 def _counted(requests: Mapping[str, int]) -> str:

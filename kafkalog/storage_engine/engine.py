@@ -18,7 +18,7 @@ from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.metadata.writer import Writer, last_batch
+from kafkalog.storage_engine.metadata.writer import Writer, is_committed
 from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing import commit, retention, topic_deletion
 from kafkalog.storage_engine.writing.commit import CommitResult
@@ -151,10 +151,8 @@ class Engine(Store, LogEngine):
         `run` those of one run (`layout.parse_staged`). The files of other runs stay.
         """
         with self.transaction() as transaction:
-            if writer is not None:
-                known = last_batch(transaction.state, writer, now_of(now_ms))
-                if known is not None and known.batch_id == writer.batch_id:
-                    return False
+            if writer is not None and is_committed(transaction.state, writer, now_of(now_ms)):
+                return False
             commit.remove_aborted(self.root, transaction.state, staged, writer, prefix, run=run)
             return True
 

@@ -61,7 +61,15 @@ NOT_BELOW = {
     ("inspection", "cleaner"),
 }
 """Rooms that do without one that is below them."""
-LEAVES = {"errors", "extras", "plain_errors", "schema", "spark_options", "cleaner/config"}
+LEAVES = {
+    "errors",
+    "extras",
+    "plain_errors",
+    "schema",
+    "spark_offset_log",
+    "spark_options",
+    "cleaner/config",
+}
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
 """Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""

@@ -35,6 +35,7 @@ from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -73,6 +74,13 @@ class Batch:
         `refused`: records that the target itself has left out.
         """
         return Position(self.batch_id, self.end_offsets, self.now_ms, self.bad_records + refused)
+
+    def after(self, position: Position | None) -> Comes:
+        """Return how the micro-batch relates to the last one that the table holds."""
+        last = None
+        if position is not None:
+            last = BatchIdentity(position.batch_id, position.end_offsets)
+        return Comes.of(BatchIdentity(self.batch_id, self.end_offsets), last)
 
     def reaches_beyond(self, position: Position) -> bool:
         """Return whether an end offset is above the position's, or its partition is not in it."""
@@ -322,10 +330,11 @@ class Upsert(ABC):
 
         A repetition is logged at WARNING. Raises CommitConflictError for a batch id below the last.
         """
-        if position is None or batch.batch_id > position.batch_id:
+        comes = batch.after(position)
+        if position is None or comes in {Comes.NEXT, Comes.SKIPPING}:
             return True
-        if batch.batch_id == position.batch_id:
-            if batch.reaches_beyond(position):
+        if comes is not Comes.EARLIER:
+            if comes is Comes.PLANNED_ANEW and batch.reaches_beyond(position):
                 _log.warning(
                     "%s: micro-batch %d of query %s comes again and reaches further: the "
                     "checkpoint had lost it; it is applied again",
@@ -351,12 +360,12 @@ class Upsert(ABC):
 
     def _check_gap(self, batch: Batch, position: Position | None) -> None:
         """Warn, or raise CommitConflictError, if the table misses micro-batches of the query."""
-        last = -1 if position is None else position.batch_id
-        if batch.batch_id <= last + 1:
+        if batch.after(position) is not Comes.SKIPPING:
             return
+        last = "none" if position is None else position.batch_id
         words = (
             f"{self.where}: its last micro-batch of query {batch.query_id} is "
-            f"{'none' if position is None else last}, the next is {batch.batch_id}: the table "
+            f"{last}, the next is {batch.batch_id}: the table "
             "was restored from a backup or created again, and lacks the changes between"
         )
         if self.refuses_gaps:

@@ -379,7 +379,8 @@ class _Adopting:
                 change.partition(topic, number, self._state(topic, number, loaded.state))
         for writer, entry in self._before.writers.items():
             if self._is_still_true(writer):
-                change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
+                change.writer(writer, entry)
+        change.forgotten_writers.update(self._before.forgotten_writers)
         try:
             return State().apply(1, change.record(self._now_ms))
         except ValueError as fault:

@@ -422,7 +422,15 @@ class Journal:
         # Use the earlier of two clocks, of this commit and the last: one may have jumped ahead.
         horizon_ms = min(state.time_ms, now_ms) - WRITER_RETENTION_MS
         kept = {name: entry for name, entry in state.writers.items() if entry.time_ms >= horizon_ms}
-        state = State(state.number, state.time_ms, state.topics, kept, deleting=state.deleting)
+        forgotten = {name: at for name, at in state.forgotten_writers.items() if at >= horizon_ms}
+        state = State(
+            state.number,
+            state.time_ms,
+            state.topics,
+            kept,
+            deleting=state.deleting,
+            forgotten_writers=forgotten,
+        )
         image = _image(state)
         image[layout.JOURNAL_WORKING_POSITION] = 1  # as in the old file, if it matters
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)

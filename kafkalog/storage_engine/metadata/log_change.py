@@ -22,6 +22,7 @@ from kafkalog.storage_engine.metadata.state import (
     PartitionState,
     State,
     TopicState,
+    WriterState,
 )
 
 HIGH_WATERMARK = -1
@@ -161,7 +162,7 @@ class LogChange:
         self._change.deleted(DeletedTopic(name, topic.topic_id, count, remove_at_ms))
         for writer in self.state.writers:
             if writer.rpartition(" ")[2] == name:  # its records are gone with the topic
-                self._change.writers[writer] = None
+                self._change.forget_writer(writer, now_ms)
 
     def forget_deleted(self, topic_id: str) -> None:
         """Note that nothing is left of a deleted topic."""
@@ -211,15 +212,21 @@ class LogChange:
 
     # --- writers ---------------------------------------------------------------------------------
 
-    def record_writer(self, name: str, batch_id: int, rows: int, time_ms: int) -> None:
+    def record_writer(
+        self, name: str, batch_id: int, rows: int, time_ms: int, ends: str | None = None
+    ) -> None:
         """Record a writer's last batch with the latest time of all, in case the clock went back."""
         known = (entry.time_ms for entry in self.state.writers.values())
         latest_ms = max(time_ms, self.state.time_ms, *known)
-        self._change.writers[name] = [batch_id, rows, latest_ms]
+        self._change.writer(name, WriterState(batch_id, rows, latest_ms, ends))
 
-    def forget_writer(self, name: str) -> None:
-        """Forget a writer's last batch."""
+    def end_writer(self, name: str) -> None:
+        """Drop the last batch of a writer that writes no more."""
         self._change.writers[name] = None
+
+    def forget_writer(self, name: str, time_ms: int) -> None:
+        """Forget a writer's last batch, on a user's demand: its next one is always appended."""
+        self._change.forget_writer(name, time_ms)
 
     # --- what tasks wrote ------------------------------------------------------------------------
 

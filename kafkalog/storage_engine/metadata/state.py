@@ -143,6 +143,8 @@ class WriterState:
     batch_id: int
     rows: int
     time_ms: int
+    ends: str | None = None
+    """Where the sources of a query's micro-batch end (`OffsetLogEntry.ends`); None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class State:
     """The time of the last synced record."""
     deleting: Mapping[str, DeletedTopic] = field(default_factory=dict)
     """By topic id: deleted topics whose directories still exist."""
+    forgotten_writers: Mapping[str, int] = field(default_factory=dict)
+    """Writers that a user made the log forget, or whose topic was deleted, and when (epoch ms)."""
 
     def topic(self, name: str) -> TopicState:
         """Return a topic; raises UnknownTopicError, which lists the existing topics."""
@@ -226,16 +230,32 @@ class State:
                 name, known.topic_id, known.config, tuple(changed), known.absent
             )
         writers = dict(self.writers) if change.get("writers") else self.writers
+        forgotten = self.forgotten_writers
+        if forgotten or change.get("forgotten_writers"):
+            forgotten = {**forgotten, **change.get("forgotten_writers", EMPTY)}
+            numbers(forgotten.values(), (0,) * len(forgotten))
+        ends = change.get("ends", EMPTY)
         for writer, fields in change.get("writers", EMPTY).items():
             assert isinstance(writers, dict)
             if fields is None:
                 writers.pop(writer, None)
             else:
-                writers[writer] = WriterState(*numbers(fields, (0, 0, 0)))
+                batch_id, count, at_ms = numbers(fields, (0, 0, 0))
+                writers[writer] = WriterState(batch_id, count, at_ms, _ends(ends.get(writer)))
+                if writer in forgotten:
+                    forgotten = {name: at for name, at in forgotten.items() if name != writer}
         given = change.get("time_ms", self.time_ms), change.get("rows", 0)
         time_ms, rows = numbers(given, (0, 0))
         if "unsynced" not in change:
-            return State(number, time_ms, topics, writers, synced_ms=time_ms, deleting=deleting)
+            return State(
+                number,
+                time_ms,
+                topics,
+                writers,
+                synced_ms=time_ms,
+                deleting=deleting,
+                forgotten_writers=forgotten,
+            )
         unsynced = dict(self.unsynced)
         for name, entries in change.get("partitions", EMPTY).items():
             for partition in map(int, entries):
@@ -243,7 +263,8 @@ class State:
                 start = before.active_base, before.active_size
                 unsynced.setdefault((name, partition), start)
         rows += self.unsynced_rows
-        return State(number, time_ms, topics, writers, unsynced, rows, self.synced_ms, deleting)
+        since = unsynced, rows, self.synced_ms
+        return State(number, time_ms, topics, writers, *since, deleting, forgotten)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the one change that leads from an empty log to this state."""
@@ -255,7 +276,8 @@ class State:
                 if state != PartitionState():
                     change.partition(topic.name, partition, state)
         for writer, entry in self.writers.items():
-            change.writers[writer] = [entry.batch_id, entry.rows, entry.time_ms]
+            change.writer(writer, entry)
+        change.forgotten_writers.update(self.forgotten_writers)
         for deleted in self.deleting.values():
             change.deleted(deleted)
         return change.record(self.time_ms)
@@ -270,8 +292,15 @@ def _check_topic(name: str, topic_id: str, partitions: int) -> None:
         raise ValueError(f"topic {name!r}: {partitions} partitions")
 
 
+def _ends(text: Any) -> str | None:
+    if text is not None and not (isinstance(text, str) and _ENDS.fullmatch(text)):
+        raise ValueError(f"{text!r}: no ends of a micro-batch")
+    return text
+
+
+_ENDS = re.compile(r"[0-9]{1,9}-[0-9a-f]{32}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")
-_MERGED = frozenset({"time_ms", "rows", "partitions", "writers"})
+_MERGED = frozenset({"time_ms", "rows", "partitions", "writers", "ends"})
 
 
 def merge_change(change: dict[str, Any], later: Mapping[str, Any]) -> bool:
@@ -286,9 +315,14 @@ def merge_change(change: dict[str, Any], later: Mapping[str, Any]) -> bool:
         change.setdefault("partitions", {}).setdefault(name, {}).update(entries)
     if "writers" in later:
         change.setdefault("writers", {}).update(later["writers"])
+        ends = {n: e for n, e in change.get("ends", EMPTY).items() if n not in later["writers"]}
+        change["ends"] = {**ends, **later.get("ends", EMPTY)}
     if "time_ms" in later:
         change["time_ms"] = later["time_ms"]
     return True
+
+
+_OF_A_CHANGE = ("topics", "partitions", "writers", "ends", "forgotten_writers", "deleting")
 
 
 class Change:
@@ -298,10 +332,12 @@ class Change:
         self.topics: dict[str, dict[str, Any]] = {}
         self.partitions: dict[str, dict[str, list[int]]] = {}
         self.writers: dict[str, list[int] | None] = {}
+        self.ends: dict[str, str] = {}
+        self.forgotten_writers: dict[str, int] = {}
         self.deleting: dict[str, list[Any] | None] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.topics or self.partitions or self.writers or self.deleting)
+        return any(getattr(self, name) for name in _OF_A_CHANGE)
 
     def topic(
         self,
@@ -321,6 +357,18 @@ class Change:
         values = [int(getattr(state, name)) for name in _PARTITION_FIELDS]
         self.partitions.setdefault(topic, {})[str(partition)] = values
 
+    def writer(self, name: str, last: WriterState) -> None:
+        """Set a writer's last batch."""
+        self.writers[name] = [last.batch_id, last.rows, last.time_ms]
+        self.ends.pop(name, None)
+        if last.ends is not None:
+            self.ends[name] = last.ends
+
+    def forget_writer(self, name: str, time_ms: int) -> None:
+        """Forget a writer's last batch, and remember since when: its next one is no surprise."""
+        self.writers[name] = None
+        self.forgotten_writers[name] = time_ms
+
     def deleted(self, topic: DeletedTopic) -> None:
         """Delete a topic whose directories still exist."""
         self.deleting[topic.topic_id] = [topic.name, topic.partitions, topic.remove_at_ms]
@@ -332,7 +380,7 @@ class Change:
     def record(self, time_ms: int) -> dict[str, Any]:
         """Return the payload of a journal record."""
         content: dict[str, Any] = {"time_ms": time_ms}
-        for name in ("topics", "partitions", "writers", "deleting"):
+        for name in _OF_A_CHANGE:
             if getattr(self, name):
                 content[name] = getattr(self, name)
         return content

@@ -23,7 +23,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
-from kafkalog.storage_engine.metadata.writer import Writer, is_new, last_batch
+from kafkalog.storage_engine.metadata.writer import Writer, is_committed, is_new
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
@@ -191,6 +191,8 @@ class ObjectLog(LogEngine):
             if _are_committed(draft.store, ordered) or self._are_forgotten(draft.store, ordered):
                 return CommitResult(skipped=True, rows=0)
             if rows == 0:
+                if writer is not None and writer.is_recorded_without_rows:
+                    draft.record_writer(writer.name, writer.batch_id, 0, at_ms, writer.ends)
                 return CommitResult(skipped=False, rows=0)
             draft.refuse_gone_topics(ordered)
             draft.match_topics(ordered, create)
@@ -198,7 +200,7 @@ class ObjectLog(LogEngine):
                 written.append(self._with_objects(message, draft))
             offsets = draft.append(written)
             if writer is not None:
-                draft.record_writer(writer.name, writer.batch_id, rows, at_ms)
+                draft.record_writer(writer.name, writer.batch_id, rows, at_ms, writer.ends)
             return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
         try:
@@ -344,12 +346,11 @@ class ObjectLog(LogEngine):
         _check_names(staged)
         at_ms = now_of(now_ms)
 
-        def is_committed(state: StoreState) -> bool:
-            known = None if writer is None else last_batch(state.log, writer, at_ms)
-            is_last = known is not None and writer is not None and known.batch_id == writer.batch_id
+        def is_there(state: StoreState) -> bool:
+            is_last = writer is not None and is_committed(state.log, writer, at_ms)
             return is_last or _are_committed(state, staged)
 
-        is_undone = self._log.abort(is_committed)
+        is_undone = self._log.abort(is_there)
         if is_undone:
             self._discard(staged)
         return is_undone

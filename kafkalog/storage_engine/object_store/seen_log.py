@@ -34,7 +34,9 @@ class SeenLog:
         """Return the log as it is known, with one topic or, if it is None, with all."""
         state = log.known_state.log
         topics = {name: each for name, each in state.topics.items() if topic in (None, name)}
-        seen = dataclasses.replace(state, topics=topics, writers={}, deleting={})
+        seen = dataclasses.replace(
+            state, topics=topics, writers={}, deleting={}, forgotten_writers={}
+        )
         return cls(log.address, state.number, seen.snapshot())
 
     def state(self) -> State:

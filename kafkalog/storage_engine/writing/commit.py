@@ -71,6 +71,9 @@ def commit_staged(
             remove_done(store.root, staged, writer, {path.parent for path in left})
             return CommitResult(skipped=True, rows=0)
         if rows == 0:
+            if writer is not None and writer.is_recorded_without_rows:
+                transaction.record_writer(writer.name, writer.batch_id, 0, now_ms, writer.ends)
+                transaction.publish(now_ms)
             remove_staged(store.root, staged)
             return CommitResult(skipped=False, rows=0)
         ordered = sorted(staged, key=lambda message: message.spark_partition)
@@ -91,7 +94,7 @@ def commit_staged(
                 for key, appender in appenders.items():
                     offsets[key] = starts[key], appender.state.high_watermark
         if writer is not None:
-            transaction.record_writer(writer.name, writer.batch_id, rows, now_ms)
+            transaction.record_writer(writer.name, writer.batch_id, rows, now_ms, writer.ends)
         transaction.sync_appended(now_ms, rows=rows)
         transaction.record()  # the record is written, synced (the commit point) and published
     directories = {store.partition_directory(*place) for place in offsets}

@@ -339,7 +339,9 @@ class Producer:
         atexit.unregister(self.close)
         try:
             if writers.writers(self._engine.state(), self._writer_id):
-                writers.forget_writer(self._engine, self._writer_id, now_ms=self._clock())
+                writers.forget_writer(
+                    self._engine, self._writer_id, is_ended=True, now_ms=self._clock()
+                )
         except (KafkaLogError, OSError) as fault:  # the log forgets it later, like a killed one
             _log.warning("topic %r: a producer's end was not noted: %s", self.topic, fault)
 

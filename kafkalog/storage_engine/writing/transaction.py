@@ -285,7 +285,7 @@ class Transaction(LogChange):
         `flush.ms` also counts for topics that wait for their sync, and after the clock went back.
         """
         configs = [TopicConfig.parse(self.topic(name).config) for name in self._touched]
-        only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers"}
+        only_rows = set(change) <= {"time_ms", "rows", "partitions", "writers", "ends"}
         if not configs or not only_rows or not all(config.is_relaxed for config in configs):
             return True
         waiting = {name for name, _ in self.state.unsynced} - self._touched

@@ -33,12 +33,17 @@ def writers(
 
 
 def forget_writer(
-    engine: LogEngine, writer_id: str, target: str | None = None, *, now_ms: int
+    engine: LogEngine,
+    writer_id: str,
+    target: str | None = None,
+    *,
+    is_ended: bool = False,
+    now_ms: int,
 ) -> Mapping[tuple[str, str], WriterState]:
     """Forget the last batches of a writer, in one commit; return them by (id, target).
 
-    `target` is a topic, or `*`; None means all its targets. Raises InvalidInputError, which names
-    the known writers, if there is no such writer.
+    `target` is a topic, or `*`; None means all its targets. `is_ended`: it never writes again.
+    Raises InvalidInputError, which names the known writers, if there is no such writer.
     """
 
     def forget(change: LogChange) -> Mapping[tuple[str, str], WriterState]:
@@ -51,7 +56,8 @@ def forget_writer(
                 f"remembered; known: {', '.join(known[:_NAMED]) or 'none'}{more}"
             )
         for known_id, known_target in found:
-            change.forget_writer(f"{known_id} {known_target}")
+            name = f"{known_id} {known_target}"
+            change.end_writer(name) if is_ended else change.forget_writer(name, now_ms)
         return found
 
     return engine.change(forget, now_ms=now_ms)

@@ -9,7 +9,7 @@ KafkaLogError
 │   │   └── OversizedBatchError      one that decompresses to more than kafkalog reads
 │   └── CorruptJournalError          the `commit` file
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
-├── CommitConflictError              a batch id below the writer's last one
+├── CommitConflictError              a writer's batch that does not follow its last one
 ├── LockedByBrokerError              a Kafka broker owns the directory
 └── StorageError                     the file system refused, or its files do not fit the journal
     └── CommitInDoubtError           the commit record may or may not be on disk
@@ -125,7 +125,7 @@ class DataLossError(KafkaLogError):
 
 
 class CommitConflictError(KafkaLogError):
-    """A writer sends a batch id below its last committed one."""
+    """A writer's batch does not follow its last one, as after a restore."""
 
 
 class LockedByBrokerError(KafkaLogError):

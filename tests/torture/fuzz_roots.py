@@ -86,6 +86,7 @@ def _journal_record(directory: Path) -> Case:
     seeds = [json.dumps(change).encode() for *_, change in found]
     write = _last_record(path)
     more = {"time_ms": 5, "unsynced": True, "rows": 2, "writers": {"w": [1, 2, 3], "x": None},
+            "ends": {"w": "1-" + "0" * 32}, "forgotten_writers": {"x": 5},
             "deleting": {"id": ["t", 1, 7], "gone": None}}  # fmt: skip
     seeds += [json.dumps(more).encode(), json.dumps({**more, **found[-1][3]}).encode()]
 

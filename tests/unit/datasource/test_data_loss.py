@@ -200,3 +200,44 @@ def test_records_and_topics_that_vanish_at_random_never_stop_a_query_that_accept
 
     assert len(set(read)) == len(read)
     assert set(read) <= written | {b"v0"}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "left_out"),
+    [
+        ({"subscribe": "t,u"}, {"subscribe": "t"}, "u-0"),
+        ({"subscribe": "t,u"}, {"subscribe": "u"}, "t-0"),
+        ({"subscribePattern": "t|u"}, {"subscribePattern": "t"}, "u-0"),
+        ({"assign": '{"t":[0],"u":[0]}'}, {"assign": '{"t":[0]}'}, "u-0"),
+        ({"subscribe": "t,u"}, {"subscribe": "v"}, "t-0.*u-0"),
+    ],
+)
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_query_that_leaves_out_what_it_has_read_is_refused_before_it_is_planned(
+    tmp_path: Path,
+    right: dict[str, str],
+    wrong: dict[str, str],
+    left_out: str,
+    available_now: bool,
+) -> None:
+    for topic in ("t", "u", "v"):
+        append(tmp_path, topic, numbered(2))
+    streaming = query(tmp_path, **right)
+    streaming.start(available_now=available_now)
+    streaming.trigger()
+    planned = list(streaming.planned)
+    for topic in ("t", "u", "v"):
+        append(tmp_path, topic, numbered(1))
+
+    streaming.options = {"startingOffsets": "earliest", **wrong}
+    streaming.start(available_now=available_now)
+    with pytest.raises(DataLossError, match=rf"{left_out} \(read up to 2\): in the query's check"):
+        streaming.trigger()
+    assert streaming.planned == planned
+
+    streaming.options = {"startingOffsets": "earliest", **right}
+    streaming.start(available_now=available_now)
+    assert [(row["topic"], row["offset"]) for row in streaming.trigger() or []] == [
+        ("t", 2),
+        ("u", 2),
+    ]

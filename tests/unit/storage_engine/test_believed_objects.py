@@ -138,6 +138,11 @@ REFUSED = [
     (other(dead={NAME: [0, -1, 0]}), NUMBERS),
     (other(writers={"w": [-1, 0, 0]}), NUMBERS),
     (other(writers={"w": [0, BEYOND, 0]}), NUMBERS),
+    (other(forgotten_writers={"w": -1}), NUMBERS),
+    (other(forgotten_writers={"w": BEYOND}), NUMBERS),
+    (other(writers={"w": [0, 0, 0]}, ends={"w": "1-" + "0" * 33}), "no ends"),
+    (other(writers={"w": [0, 0, 0]}, ends={"w": "1" * 10 + "-" + "0" * 32}), "no ends"),
+    (other(writers={"w": [0, 0, 0]}, ends={"w": 7}), "no ends"),
     (other(deleting={TOPIC_ID: ["t", 2, BEYOND]}), NUMBERS),
     (other(topics={"../t": {"id": TOPIC_ID, "partitions": 2, "config": {}}}), "is not allowed"),
 ]

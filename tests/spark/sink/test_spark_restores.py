@@ -1,0 +1,128 @@
+"""A checkpoint or a log that was restored; both formats of Spark's offset log; a wrong topic."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kafkalog
+from kafkalog.sink import Append
+from kafkalog.sink.upsert import SQLiteUpsert
+from tests.log_place import log_in
+from tests.spark.sink.test_spark_writes import error_of, finish, records
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+V2 = "spark.sql.streaming.offsetLog.formatVersion"
+NAMES = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+
+
+@pytest.fixture(params=["v1", "v2", "named"])
+def sources(spark: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Read topics, each as a source of its own, with one format of the offset log."""
+    if request.param != "v1":
+        if not hasattr(spark.readStream, "name") and request.param == "named":
+            pytest.skip("this release of Spark names no sources")
+        spark.conf.set(V2, "2")
+        spark.conf.set(NAMES, str(request.param == "named").lower())
+
+    def read(log: Any, *topics: str) -> Any:
+        frames = []
+        for topic in topics:
+            reader = spark.readStream
+            if request.param == "named":
+                reader = reader.name(f"of_{topic}")
+            options = {"subscribe": topic, "startingOffsets": "earliest", "path": str(log)}
+            frames.append(reader.format("kafkalog").options(**options).load())
+        first, *more = frames
+        for frame in more:
+            first = first.unionAll(frame)
+        return first
+
+    yield read
+    spark.conf.unset(V2)
+    spark.conf.unset(NAMES)
+
+
+def feed(log: Any, topic: str, *keys: str) -> None:
+    with kafkalog.open(str(log)) as opened:
+        opened.create_topic(topic, exist_ok=True)
+        opened.append(topic, [(key, key) for key in keys])
+
+
+def test_every_way_to_write_tells_a_restored_checkpoint(
+    sources: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The sink and `Append` refuse it, and go on after a reset; the upsert goes on by itself."""
+    log, database = log_in(tmp_path), tmp_path / "table.db"
+    saved, checkpoints = tmp_path / "saved", tmp_path / "checkpoints"
+
+    def run(name: str, reset: str = "false") -> None:
+        frame = sources(log, "in", "more")
+        if name == "upsert":
+            upsert = SQLiteUpsert(f"{database}", "kept", key_type="string")
+            writer = frame.writeStream.foreachBatch(upsert)
+        elif name == "append":
+            append = Append(log, "append", options={"resetWriter": reset})
+            writer = frame.writeStream.foreachBatch(append)
+        else:
+            options = {"path": str(log), "topic": "sink", "resetWriter": reset}
+            writer = frame.select("key", "value").writeStream.format("kafkalog").options(**options)
+        finish(writer.option("checkpointLocation", str(checkpoints / name)))
+
+    def of(topic: str) -> list[str]:
+        return sorted(key.decode() for key, _ in records(log, topic))
+
+    feed(log, "more", "z")
+    for key in "ab":
+        feed(log, "in", key)
+        for name in ("sink", "append", "upsert"):
+            run(name)
+        if key == "a":
+            shutil.copytree(checkpoints, saved)
+    shutil.rmtree(checkpoints)
+    shutil.copytree(saved, checkpoints)
+    feed(log, "in", "e")
+    for name in ("sink", "append"):
+        assert "has another plan than the one that the log has" in error_of(partial(run, name))
+        assert of(name) == ["a", "b", "z"]
+        run(name, reset="true")
+        run(name)
+        assert of(name) == ["a", "b", "b", "e", "z"]
+    run("upsert")
+    with closing(sqlite3.connect(database)) as connection:
+        assert sorted(connection.execute("select key from kept")) == [
+            ("a",),
+            ("b",),
+            ("e",),
+            ("z",),
+        ]
+
+
+def test_a_topic_left_out_by_mistake_fails_and_the_right_query_goes_on(
+    spark: Any, tmp_path: Path
+) -> None:
+    log, checkpoint = log_in(tmp_path), tmp_path / "checkpoint"
+
+    def run(topics: str) -> None:
+        options = {"subscribe": topics, "startingOffsets": "earliest", "path": str(log)}
+        frame = spark.readStream.format("kafkalog").options(**options).load()
+        writer = frame.select("key", "value").writeStream.format("kafkalog")
+        writer = writer.options(path=str(log), topic="out")
+        finish(writer.option("checkpointLocation", str(checkpoint)))
+
+    feed(log, "t", "a")
+    feed(log, "u", "b")
+    run("t,u")
+    feed(log, "t", "c")
+    feed(log, "u", "d")
+    assert "u-0 (read up to 1): in the query's checkpoint" in error_of(lambda: run("t"))
+    run("t,u")
+    assert sorted(key for key, _ in records(log, "out")) == [b"a", b"b", b"c", b"d"]

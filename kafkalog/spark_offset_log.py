@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,15 +44,51 @@ class OffsetLogEntry:
         return cls(sources, _planned_ms(metadata))
 
     @property
-    def ends(self) -> str:
-        """The number of sources, a hyphen, and 32 hex digits that no other ends have.
+    def file_sources(self) -> dict[str, int]:
+        """The sources of files, each with the number of its last list of files; -1 for none."""
+        return {
+            name: number
+            for name, end in self.sources.items()
+            if (number := _log_offset(end)) is not None
+        }
 
-        Neither the order of the sources nor that of the keys in their JSON matters.
+    def ends(self, lists: Mapping[str, str]) -> str:
+        """Return the number of sources, a hyphen, and 32 hex digits that no other ends have.
+
+        Neither the order of the sources nor that of the keys in their JSON matters. The end of a
+        source of files is only a number, so `lists` has the files behind it, by source.
         """
         canonical = {name: _canonical(end) for name, end in self.sources.items()}
+        canonical |= {f"files of {name}": listed for name, listed in lists.items()}
         text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
         digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return f"{len(self.sources)}-{digest}"
+
+
+def listed_files(text: str, number: int) -> str:
+    """Return the files of one list of a source of files, in order, from the text of its log.
+
+    A compacted file of the log has earlier lists too (Spark: FileStreamSourceLog). Raises
+    ValueError for a line that is not JSON.
+    """
+    found = []
+    for line in text.split("\n"):
+        if f'"batchId":{number}' not in line:  # cheaper than to parse all lines
+            continue
+        entry = json.loads(line)
+        if isinstance(entry, dict) and entry.get("batchId") == number:
+            found.append(_canonical(line))
+    return "\n".join(sorted(found))
+
+
+def _log_offset(end: str) -> int | None:
+    try:
+        found = json.loads(end)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.keys() != {"logOffset"}:
+        return None
+    return found["logOffset"] if type(found["logOffset"]) is int else None
 
 
 def _canonical(end: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.query import checkpoint_directory
-from kafkalog.spark_offset_log import OffsetLogEntry
+from kafkalog.spark_offset_log import OffsetLogEntry, listed_files
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.writer import MicroBatchPlan
 
@@ -36,12 +36,13 @@ def read_plan(
     """
     directory = checkpoint_directory(location)
     entry = None if directory is None else _entry(directory, batch_id)
-    if directory is None or entry is None:
+    ends = None if directory is None else _ends(directory, entry)
+    if directory is None or ends is None:
         return None
     before = _entry(directory, batch_id - 1)
     return MicroBatchPlan(
-        ends=entry.ends,
-        ends_before=None if before is None else before.ends,
+        ends=ends,
+        ends_before=_ends(directory, before),
         before_ms=None if before is None else before.planned_ms,
         is_every_one_written=is_every_one_written,
     )
@@ -52,6 +53,28 @@ def _entry(directory: Path, batch_id: int) -> OffsetLogEntry | None:
         return OffsetLogEntry.parse(files.read_file(directory / "offsets" / str(batch_id)).decode())
     except (OSError, ValueError):
         return None
+
+
+def _ends(directory: Path, entry: OffsetLogEntry | None) -> str | None:
+    """Return the ends of a micro-batch; None if a part of them is gone or unknown."""
+    if entry is None:
+        return None
+    lists: dict[str, str] = {}
+    for name, number in entry.file_sources.items():
+        if number < 0:
+            continue
+        listed = _list(directory / "sources" / name, number)
+        if listed is None:  # Spark removes old lists that it has compacted
+            return None
+        lists[name] = listed
+    return entry.ends(lists)
+
+
+def _list(log: Path, number: int) -> str | None:
+    for name in (str(number), f"{number}.compact"):
+        with suppress(OSError, ValueError):
+            return listed_files(files.read_file(log / name).decode(), number)
+    return None
 
 
 def sync_plan(location: str | None, batch_id: int) -> None:

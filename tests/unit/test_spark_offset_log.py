@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalog.spark_offset_log import OffsetLogEntry
+from kafkalog.spark_offset_log import OffsetLogEntry, listed_files
 
 PLANNED = '{"batchWatermarkMs":0,"batchTimestampMs":1795935097295,"conf":{}}'
 V1 = f'v1\n{PLANNED}\n{{"t": {{"0": 1, "1": 0}}}}\n-\n7'
@@ -21,7 +21,7 @@ def test_a_source_has_its_number_or_its_name() -> None:
 
 def test_equal_ends_have_one_digest_and_others_another() -> None:
     entries = [OffsetLogEntry.parse(text) for text in (V1, V2, NAMED, V1.replace("7", "8"))]
-    first, same, *others = [entry.ends for entry in entries]
+    first, same, *others = [entry.ends({}) for entry in entries]
     assert first == same == "3-" + first[2:]
     assert first not in others
 
@@ -35,3 +35,12 @@ def test_another_version_is_refused(text: str) -> None:
 @pytest.mark.parametrize("metadata", ["", "[]", "{}", '{"batchTimestampMs": "x"}', "[" * 100_000])
 def test_metadata_of_another_form_has_no_time(metadata: str) -> None:
     assert OffsetLogEntry.parse(f"v1\n{metadata}\n7").planned_ms is None
+
+
+def test_a_compacted_list_of_files_has_the_same_files_as_the_one_before() -> None:
+    lines = [f'{{"path":"file:///d/{n}","timestamp":{n},"batchId":{n}}}' for n in range(11)]
+    alone = "\n".join(["v1", lines[1]])
+    assert listed_files("\n".join(["v1", *lines]), 1) == listed_files(alone, 1) != ""
+    entry = OffsetLogEntry.parse(f'v1\n{PLANNED}\n{{"logOffset":1}}\n7')
+    assert entry.file_sources == {"0": 1}
+    assert entry.ends({"0": listed_files(alone, 1)}) != entry.ends({"0": lines[2]})

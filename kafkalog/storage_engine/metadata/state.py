@@ -231,9 +231,9 @@ class State:
             )
         writers = dict(self.writers) if change.get("writers") else self.writers
         forgotten = self.forgotten_writers
-        if forgotten or change.get("forgotten_writers"):
-            forgotten = {**forgotten, **change.get("forgotten_writers", EMPTY)}
-            numbers(forgotten.values(), (0,) * len(forgotten))
+        if marks := change.get("forgotten_writers"):
+            times = numbers(marks.values(), (0,) * len(marks))
+            forgotten = {**forgotten, **dict(zip(marks, times, strict=True))}
         ends = change.get("ends", EMPTY)
         for writer, fields in change.get("writers", EMPTY).items():
             assert isinstance(writers, dict)

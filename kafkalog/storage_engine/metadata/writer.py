@@ -144,7 +144,7 @@ def _earlier(known: WriterState, writer: Writer) -> CommitConflictError:
     numbered_by, remedy = writer.kind
     when = _when(known.time_ms)
     cause = ""
-    if writer.kind is CHECKPOINT:
+    if writer.kind == CHECKPOINT:
         cause = (
             "; the checkpoint was restored from an earlier moment, or another query writes with a "
             "copy of it"
@@ -159,7 +159,7 @@ def _earlier(known: WriterState, writer: Writer) -> CommitConflictError:
 
 def _planned_anew(known: WriterState, writer: Writer) -> CommitConflictError:
     sources, before = (_sources(ends) for ends in (writer.ends, known.ends))
-    changed = "" if sources == before else f"; the query had {before} sources, and has {sources}"
+    changed = "" if sources == before else f", of {sources} sources instead of {before}"
     return CommitConflictError(
         f"{_place(writer)}: micro-batch {writer.batch_id} has another plan than the one that the "
         f"log has (expected the ends of the sources of {_text(known.time_ms)}, found others"

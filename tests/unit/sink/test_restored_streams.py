@@ -113,7 +113,7 @@ def test_the_same_plan_again_is_dropped(stream: Stream) -> None:
         (['{"in": {"0": 20, "1": 0}}'], "another plan"),
         (["20"], "another plan"),
         (["-"], "another plan"),
-        (['{"in": {"0": 20}}', '{"u": {"0": 1}}'], "had 1 sources, and has 2"),
+        (['{"in": {"0": 20}}', '{"u": {"0": 1}}'], "others, of 2 sources instead of 1"),
     ],
 )
 def test_a_last_micro_batch_with_other_ends_is_refused_until_the_writer_is_reset(
@@ -130,6 +130,32 @@ def test_a_last_micro_batch_with_other_ends_is_refused_until_the_writer_is_reset
     stream.write(1, "b", "e")
     stream.run(2, 40, "f")
     assert stream.values() == ["a", "b", "b", "e", "f"]
+
+
+@pytest.mark.parametrize("log_file", ["1", "1.compact"])
+def test_other_files_of_a_source_of_files_are_other_ends(stream: Stream, log_file: str) -> None:
+    def plan(path: str) -> None:
+        entry = {"path": path, "timestamp": 1, "batchId": 1}
+        text = f"v1\n{json.dumps(entry, separators=(',', ':'))}\n"
+        (stream.checkpoint / "sources" / "0").mkdir(parents=True, exist_ok=True)
+        (stream.checkpoint / "sources" / "0" / log_file).write_text(text)
+        stream.plan(1, '{"logOffset":1}')
+
+    stream.run(0, 1, "a")
+    plan("file:///b")
+    stream.write(1, "b")
+    stream.write(1, "b")
+    plan("file:///c")
+    with pytest.raises(CommitConflictError, match="another plan"):
+        stream.write(1, "c")
+    assert stream.values() == ["a", "b"]
+
+
+def test_a_list_of_files_that_spark_has_removed_proves_nothing(stream: Stream) -> None:
+    stream.plan(0, '{"logOffset":0}')
+    stream.write(0, "a")
+    stream.run(1, 1, "b")
+    assert stream.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("behind", [1, 2, 3])

@@ -26,6 +26,7 @@ _SUITES: Final = (
     "datasource/test_spark_view.py",
     "datasource/test_stream_in_spark.py",
     "sink/test_spark_foreach_batch.py",
+    "sink/test_spark_restores.py",
     "sink/test_spark_sqlite_upsert.py",
     "sink/test_spark_table_view.py",
     "sink/test_spark_upsert.py",

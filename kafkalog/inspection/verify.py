@@ -30,6 +30,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.reading.recorded_records import journal_of
 
 __all__ = ["Finding", "has_topic", "log_size", "verify"]
 
@@ -85,7 +86,7 @@ def _root(
     progress: Callable[[int], None],
     faults: list[str],
 ) -> Iterator[Finding]:
-    state, journal = None, Journal(root / layout.COMMIT)
+    state, journal = None, journal_of(root)
     if journal.path.exists():
         state, found = _read_journal(journal, faults)
         yield from found
@@ -212,7 +213,12 @@ def _files_of(
     topic = state.topics.get(partition[0])
     if topic is None or partition[1] >= len(topic.partitions):
         return None
-    return PartitionFiles(directory, _loader(journal, topic, partition[1]), topic.topic_id)
+    return PartitionFiles(
+        directory,
+        _loader(journal, topic, partition[1]),
+        topic.topic_id,
+        load_number=lambda: journal.published().number,
+    )
 
 
 def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[], PartitionState]:
@@ -263,12 +269,16 @@ def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, li
         state = journal.published()
         for _ in journal.records()[1]:
             pass
+        _, lost = journal.unpublished()
     except CorruptLogError as fault:
         return None, [Finding(path, fault.position, str(fault.expected), str(fault.found))]
     except OSError as fault:
         return None, list(_unread(path, fault, faults))
     except (KafkaLogError, ValueError) as fault:
         return None, [Finding(path, 0, "a journal of this release", str(fault))]
+    if lost:
+        found = f"{lost}; the next writer drops it"
+        return state, [Finding(path, 0, "published records alone", found, is_damage=False)]
     return state, []
 
 

@@ -27,6 +27,7 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import EPOCH_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.gaps import COPY_AGAIN, moment_fault
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
 from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
@@ -56,6 +57,8 @@ class PartitionFiles:
     load_state: Callable[[], PartitionState] | None = None
     topic_id: str | None = None
     recovery_point: int | None = None
+    load_number: Callable[[], int] = lambda: layout.INT64_MAX
+    """Returns the number of the journal's last record."""
 
 
 @dataclass(slots=True)
@@ -91,8 +94,13 @@ def verify_partition(
     canary = directory / layout.CANARY
     if partition.load_state is not None and not canary.exists():
         expected = "the file that a broker's load deletes"
-        found = "none: a broker has loaded the directory; take it back with kafkalog adopt"
-        yield Finding(canary, 0, expected, found, is_damage=False)
+        # Every broker leaves meta.properties in the root.
+        if (directory.parent / layout.META_PROPERTIES).exists():
+            found = "none: a broker has loaded the directory; take it back with kafkalog adopt"
+            yield Finding(canary, 0, expected, found, is_damage=False)
+        else:
+            found = "none, though no broker was here: the copy lacks it; copy the log again"
+            yield Finding(canary, 0, expected, found)
     yield from _metadata(partition)
     yield from _leader_epochs(partition, log)
     yield from _gap_lists(partition)
@@ -178,8 +186,14 @@ def _gap_lists(partition: PartitionFiles) -> Iterator[Finding]:
     if partition.load_state is None:
         return
     with locks.SegmentsLock(partition.directory).shared():
+        swapped_at = partition.load_state().swapped_at
         gaps = GapLists(partition.directory)
     with contextlib.closing(gaps):
+        with contextlib.suppress(CorruptLogError):
+            fault = moment_fault(gaps.cleaned, partition.load_number(), swapped_at)
+            if fault is not None:
+                expected, found = fault
+                yield Finding(gaps.cleaned.path, 0, expected, f"{found}; {COPY_AGAIN}")
         for file in (gaps.cleaned, gaps.raw):
             try:
                 for section in file.sections():

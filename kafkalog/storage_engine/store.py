@@ -24,8 +24,8 @@ from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.log.log_store import LogStore
 from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
-from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.reading.recorded_records import journal_of
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
     from kafkalog.storage_engine.writing.transaction import Transaction
 
-_journal_of_tasks = functools.lru_cache(maxsize=4)(Journal)
+_journal_of_tasks = functools.lru_cache(maxsize=4)(journal_of)
 
 
 class Store(LogStore):
@@ -67,7 +67,7 @@ class Store(LogStore):
         """Segments whose bytes a cleaning fetches when it reads them."""
         self._kept: KeptAppenders | None = None
         commit_file = self.root / layout.COMMIT
-        self._journal = _journal_of_tasks(commit_file) if is_task else Journal(commit_file)
+        self._journal = _journal_of_tasks(self.root) if is_task else journal_of(self.root)
         self._root_lock = locks.RootLock(self.root)
         self._commit_lock = locks.FileLock(self.root / layout.COMMIT_LOCK)
         if self._brokers is not None:

@@ -39,6 +39,7 @@ from kafkalog.cleaner.rewrite.swap import (
     RewrittenGroup,
     adjacent_groups,
     drop_replaced_gaps,
+    end_swaps,
     keep_key_index,
     list_gaps,
     replace_segments,
@@ -343,6 +344,7 @@ class _Publisher:
     _waiting_size: int = 0
     _waiting_gaps: int = 0
     _swapped_size: int = 0
+    _has_swapped: bool = False
 
     def __post_init__(self) -> None:
         self._live = {(segment.base_offset, segment.size) for segment in self.snapshot.segments}
@@ -380,8 +382,9 @@ class _Publisher:
                 [sync for group in groups for output in group.outputs for sync in output.syncs()]
             )
             self._announce()
-            with self._changing():
-                list_gaps(directory, groups, self._live)
+            with self._changing() as transaction:
+                number = transaction.state.number
+                list_gaps(directory, groups, self._live, number=number)
             while swaps:
                 self._swap(swaps[0])
                 del swaps[0]
@@ -392,8 +395,9 @@ class _Publisher:
                 for group in swap:  # on a full disk they would keep writers waiting
                     group.discard()
             raise
-        with self._changing():
-            drop_replaced_gaps(directory, groups, self._live)
+        with self._changing() as transaction:
+            drop_replaced_gaps(directory, groups, self._live, number=transaction.state.number)
+        self._has_swapped = True
         self._swapped_size += self._waiting_size
         self._waiting_size = self._waiting_gaps = 0
 
@@ -465,6 +469,10 @@ class _Publisher:
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Record in the journal that everything below the round's end is clean."""
         self._announce()  # unless a swap has
+        if self._has_swapped:
+            with self._changing() as transaction:
+                number = transaction.state.number
+                end_swaps(self.snapshot.directory, self._live, number=number)
         snapshot = self.snapshot
         with self.engine.transaction() as transaction:
             state = self.load_state()

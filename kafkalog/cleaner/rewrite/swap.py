@@ -91,11 +91,13 @@ def adjacent_groups(groups: Sequence[RewrittenGroup]) -> Iterator[list[Rewritten
         yield found
 
 
-def list_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles) -> None:
+def list_gaps(
+    directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles, *, number: int = 0
+) -> None:
     """List the gaps of groups durably before their swap; drop those of files that are not live.
 
-    The caller holds the partition's cleaner lock and the commit lock. Raises CorruptLogError,
-    OSError.
+    `number` is that of the journal's last record. The caller holds the partition's cleaner lock and
+    the commit lock. Raises CorruptLogError, OSError.
     """
     new = {section.key: section for group in groups for section in group.sections}
     old = [
@@ -104,10 +106,12 @@ def list_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles
         for section in group.source_sections
         if section.key not in new or not np.array_equal(section.gaps, new[section.key].gaps)
     ]
-    list_sections(directory, [*old, *new.values()], present=live)
+    list_sections(directory, [*old, *new.values()], present=live, number=number)
 
 
-def drop_replaced_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles) -> None:
+def drop_replaced_gaps(
+    directory: Path, groups: Sequence[RewrittenGroup], live: LiveFiles, *, number: int = 0
+) -> None:
     """Drop the gaps of replaced files that have the base and size of their replacement.
 
     The caller holds the same locks.
@@ -120,7 +124,16 @@ def drop_replaced_gaps(directory: Path, groups: Sequence[RewrittenGroup], live: 
         if section.key in old and not np.array_equal(section.gaps, old[section.key].gaps)
     ]
     if shared:
-        list_sections(directory, shared, present=live - {section.key for section in shared})
+        present = live - {section.key for section in shared}
+        list_sections(directory, shared, present=present, number=number)
+
+
+def end_swaps(directory: Path, live: LiveFiles, *, number: int) -> None:
+    """Note that a round's swaps are over, and drop the gaps of the files that they replaced.
+
+    The caller holds the same locks.
+    """
+    list_sections(directory, [], present=live, number=number, is_finished=True)
 
 
 def replace_segments(

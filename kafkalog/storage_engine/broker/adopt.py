@@ -51,6 +51,7 @@ from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.writing.transaction import Transaction
 
@@ -120,7 +121,7 @@ def adopt(
 def _adopted_already(
     root: Path, given: Mapping[str, Mapping[str, str]], metadata: Path | None
 ) -> AdoptReport:
-    topics = Journal(root / layout.COMMIT).published().topics
+    topics = journal_of(root).published().topics
     count = sum(len(list(topic.present())) for topic in topics.values())
     unset = [
         f"the config of {name!r}"
@@ -147,7 +148,7 @@ def _lost_canaries(root: Path) -> bool:
     The broker deletes the canaries of the partitions that it loads, and directories of topics that
     were deleted or that its cluster does not know.
     """
-    topics = Journal(root / layout.COMMIT).published().topics.values()
+    topics = journal_of(root).published().topics.values()
     directories = [
         root / layout.partition_directory(topic.name, number)
         for topic in topics
@@ -162,7 +163,7 @@ def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
     First truncates partitions that no broker has loaded, because our uncommitted data there must
     not become valid.
     """
-    journal = Journal(root / layout.COMMIT)
+    journal = journal_of(root)
     state = journal.recover()
     transaction = Transaction(root, journal, state, check_lock)
     for topic in state.topics.values():

@@ -40,6 +40,7 @@ from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_no
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
+from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import partition_directory, segments
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
@@ -214,7 +215,7 @@ class _Releasing:
     def prepare(
         self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
     ) -> None:
-        journal = Journal(self.root / layout.COMMIT)
+        journal = journal_of(self.root)
         state = journal.recover()
         _check_ids_differ(state, topic_ids)  # before anything is changed
         if (self.root / layout.META_ASIDE).exists() and properties is None:

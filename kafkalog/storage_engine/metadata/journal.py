@@ -10,8 +10,10 @@ Invariants
 - Records below `published_end` are whole; the numbers have no gaps.
 - A writer holds the commit lock. Readers hold nothing.
 - A whole record after `published_end` comes from a process that died before it published. It
-  counts: the next holder of the lock makes it durable and publishes it (`recover`). A torn record
-  is ignored.
+  counts if the bytes that it speaks of are there (`missing`): the next holder of the lock makes it
+  durable and publishes it (`recover`). Its writer had synced them, so they are missing only in a
+  copy of a live log. There nobody was told of the commit, and the record goes, with those after it.
+- A torn record is ignored.
 - A new file is filled with zeros, so that the sync of a record moves no metadata.
 - A record marked `unsynced` (relaxed `flush.messages`) counts only while the host runs. After a
   power cut the whole log goes back to the last synced record.
@@ -23,13 +25,14 @@ import dataclasses
 import functools
 import hashlib
 import json
+import logging
 import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from crc32c import crc32c
 
@@ -44,7 +47,10 @@ from kafkalog.storage_engine.fs import files, host
 from kafkalog.storage_engine.metadata.state import State, merge_change
 from kafkalog.storage_engine.metadata.writer import WRITER_RETENTION_MS
 
-_READ_TRIES = 200
+Missing: TypeAlias = Callable[[State, State], str | None]
+"""Says what files lack of what a record, between two states, has appended; None for nothing."""
+_logger = logging.getLogger(__name__)
+_READ_TRIES: Final = 200
 _READ_PAUSE_S = 0.001
 _PIECE_SIZE = 256 << 10
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -77,6 +83,8 @@ class _Replay:
     end: int
     synced_state: State
     synced_end: int
+    lost: str = ""
+    """Why the records from `end` on, which are not published, do not count."""
 
     def after(self, end: int, number: int, change: Mapping[str, Any]) -> _Replay:
         state = self.state.apply(number, change)
@@ -85,9 +93,8 @@ class _Replay:
         return _Replay(self.header, state, end, state, end)
 
     def synced(self) -> _Replay:
-        return _Replay(
-            self.header, self.synced_state, self.synced_end, self.synced_state, self.synced_end
-        )
+        synced = self.synced_state, self.synced_end
+        return _Replay(self.header, *synced, *synced, lost=self.lost)
 
 
 class _Reader:
@@ -115,8 +122,10 @@ class _Reader:
 class Journal:
     """The `commit` file of a log, as one process uses it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, missing: Missing = lambda _before, _after: None) -> None:
+        """`missing` judges records that are not published; by default their bytes are there."""
         self.path = path
+        self._missing = missing
         self._replay: _Replay | None = None
         """The last read of any thread; another thread may have read more."""
         self._recovered: _Replay | None = None
@@ -154,6 +163,23 @@ class Journal:
             replay = self._read(fd, header)
         self._replay = replay
         return replay
+
+    def unpublished(self) -> tuple[State, str]:
+        """Return what the next holder of the lock will publish, and why it drops what is left.
+
+        The text is empty if nothing is dropped. Takes no lock, changes nothing. Raises like
+        `published`.
+        """
+        for _ in range(_READ_TRIES):
+            with files.closing(self._open()) as fd:
+                header = self._read_header(fd)
+                replay = self._with_unpublished(fd, self._read(fd, header))
+            if not replay.lost:
+                break
+            with files.closing(self._open()) as fd:
+                if self._read_header(fd) == header:
+                    break  # otherwise a living holder has published meanwhile
+        return replay.state, replay.lost
 
     def is_recovered(self) -> bool:
         """Return whether no whole record follows the published ones."""
@@ -247,6 +273,8 @@ class Journal:
         end, number = replay.end, replay.state.number
         gathered: dict[str, Any] | None = None
         while end < header.published_end or header.outlived:
+            if end >= header.published_end and gathered is not None:
+                replay, gathered = self._after(replay, end, number, gathered), None
             found = self._next_record(fd, end, number, reader)
             if found is None:
                 if header.outlived and end >= header.synced_end:
@@ -254,18 +282,59 @@ class Journal:
                 raise CorruptJournalError(
                     self.path, end, f"record {number + 1}", "bytes that are no record"
                 )
+            if end >= header.published_end:
+                after = self._judged(replay, *found)
+                if after.lost:
+                    replay = after
+                    break
+                replay = after
+                end, number, _ = found
+                continue
             try:
-                if gathered is None or not merge_change(gathered, found[2]):
-                    replay = replay if gathered is None else replay.after(end, number, gathered)
-                    gathered = found[2]
+                is_merged = gathered is not None and merge_change(gathered, found[2])
             except _NO_CHANGE as fault:
                 raise self._unbelievable(end, fault) from fault
+            if not is_merged:
+                if gathered is not None:
+                    replay = self._after(replay, end, number, gathered)
+                gathered = found[2]
             end, number, _ = found
-        try:
-            replay = replay if gathered is None else replay.after(end, number, gathered)
-        except _NO_CHANGE as fault:
-            raise self._unbelievable(end, fault) from fault
+        if gathered is not None:
+            replay = self._after(replay, end, number, gathered)
         return replay.synced() if header.outlived else replay
+
+    def _after(self, replay: _Replay, end: int, number: int, change: Mapping[str, Any]) -> _Replay:
+        try:
+            return replay.after(end, number, change)
+        except _NO_CHANGE as fault:
+            raise self._unbelievable(replay.end, fault) from fault
+
+    def _judged(self, replay: _Replay, end: int, number: int, change: Mapping[str, Any]) -> _Replay:
+        """Return the replay after a record that is not published, or `replay`, and what it lacks.
+
+        This alone decides what becomes of such a record, for whoever opens, commits or verifies.
+        """
+        after = self._after(replay, end, number, change)
+        fault = self._missing(replay.state, after.state)
+        if fault is None:
+            return after
+        lost = (
+            f"record {number}, at byte {replay.end}, was never published, and what it appended is "
+            f"not here ({fault})"
+        )
+        return dataclasses.replace(replay, lost=lost)
+
+    def _with_unpublished(self, fd: int, known: _Replay) -> _Replay:
+        """Return the replay after the records that the next holder publishes."""
+        replay = known
+        while (
+            not replay.lost
+            and (found := self._next_record(fd, replay.end, replay.state.number)) is not None
+        ):
+            replay = self._judged(replay, *found)
+            if known.header.outlived:
+                return known  # relaxed records, which do not count after a power cut
+        return replay
 
     def _unbelievable(self, position: int, fault: Exception) -> CorruptJournalError:
         """Return the error for impossible content in records up to `position`, or at it."""
@@ -313,7 +382,10 @@ class Journal:
         files.write_atomically(path, image, temporary_name=layout.COMMIT_TEMPORARY)
 
     def recover(self) -> State:
-        """Make the records of a dead process durable, publish them, and return the state."""
+        """Make the records of a dead process durable, publish them, and return the state.
+
+        A record whose bytes are not there is dropped with those after it; a warning is logged.
+        """
         with files.closing(self._open(files.open_to_write)) as fd:
             header = self._read_header(fd)
             # Only one host writes, so to a writer another boot is a later one, even if the host's
@@ -326,27 +398,21 @@ class Journal:
             known = self._replay
             if known is None or known.header != header:
                 known = self._read(fd, header)
-            replay = known
-            while (found := self._next_record(fd, replay.end, replay.state.number)) is not None:
-                try:
-                    replay = replay.after(*found)
-                except _NO_CHANGE as fault:
-                    raise self._unbelievable(replay.end, fault) from fault
-                if header.outlived:
-                    replay = known  # relaxed records, which do not count after a power cut
-                    break
+            replay = self._with_unpublished(fd, known)
             left = replay.end - known.end
-            if left or header.outlived or self._in_doubt:
+            if left or header.outlived or self._in_doubt or replay.lost:
                 if left:
                     # Write these bytes, and earlier relaxed records, again: after a failed sync
                     # the kernel may mark pages as clean that are not on disk.
                     start = known.synced_end
                     files.write_at(fd, files.read_at(fd, replay.end - start, start), start)
-                if header.outlived:
+                if replay.lost:
+                    _logger.warning("%s: %s, so it is dropped", self.path, replay.lost)
+                if header.outlived or replay.lost:
                     # Zero the rest, so that no record of a lost future fits behind a new one.
                     files.write_at(fd, bytes(os.fstat(fd).st_size - replay.end), replay.end)
                 files.sync_data(fd)
-                replay = dataclasses.replace(replay, header=self._publish(fd, replay))
+                replay = dataclasses.replace(replay, header=self._publish(fd, replay), lost="")
             self._in_doubt = False
             self._recovered = self._replay = replay
             return replay.state

@@ -13,6 +13,9 @@ outlived an interrupted swap may begin within a cleaned segment's last gap.)
   keeps the sections of the old files next to the new ones until the next cleaning, and a reader
   uses that of its open file. The replaced files get a section too. A base thus has a section for
   every file that may have its name, and a file of another size is damaged.
+- An empty section of base -1 or -2 has, as its size, the number of the journal's last record when
+  the cleaner wrote the file: before the swaps (-1), or after them (-2). It shows whether the
+  journal is of the same moment (`moment_fault`), which it need not be in a copy of a live log.
 - `kl-raw-gaps` lists the gaps of raw appends in one section, and is written before the commit. Gaps
   above the high watermark belong to a dead commit, and the next truncation removes them.
 
@@ -34,7 +37,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from crc32c import crc32c
 
-from kafkalog.errors import CorruptLogError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
     Gaps: TypeAlias = npt.NDArray[np.int64]
     """Gaps, ascending: int64 (g, 2), a row is (from_offset, to_offset)."""
 
+COPY_AGAIN = "this copy was made while the log was cleaned: copy it again, as docs/backup.md says"
+_BEGUN, _FINISHED = -1, -2
+"""The bases of the sections whose size is a number of the journal."""
 _UNLISTED = (-1, -1)
 """In place of the gaps of a segment whose gaps are not listed."""
 
@@ -168,6 +174,15 @@ class GapFile:
         for found in self._grouped().values():
             for parts in found:
                 yield GapSection(self, parts)
+
+    def number(self, base: int) -> int:
+        """Return the number of the journal that a section of the base has; 0 without one."""
+        return max((section.size for section in self.sections_of(base)), default=0)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is no such file."""
+        return self._fd < 0
 
     def sections_of(self, base_offset: int) -> list[GapSection]:
         """Return the sections of a base offset; raises CorruptLogError, and OSError."""
@@ -319,16 +334,56 @@ class GapSection:
 _Stored: TypeAlias = "tuple[_Part, GapFile | bytes]"
 
 
+def moment_fault(file: GapFile, number: int, swapped_at: int) -> tuple[str, str] | None:
+    """Return (expected, found) if `kl-gaps` is not of the journal's moment; None if it may be.
+
+    `number` is that of the journal's last record, `swapped_at` that of the record before the last
+    swap. In a log that is read where it was written, the two always fit. In a copy that was made
+    meanwhile, the cleaner may have removed records in favour of ones that the copy lacks, or left
+    obsolete ones that nobody looks for any more. Raises CorruptLogError for a damaged file.
+    """
+    finished = file.number(_FINISHED)
+    written = max(finished, file.number(_BEGUN))
+    if written > number:
+        expected = f"segments that were cleaned by record {number}, the journal's last"
+        return expected, f"ones cleaned after record {written}: committed records may be missing"
+    if swapped_at and (file.is_missing or 0 < finished < swapped_at):
+        expected = f"segments that were cleaned at record {swapped_at} of the journal"
+        return expected, f"ones of record {finished}: obsolete records may count as the latest"
+    return None
+
+
+def check_moment(directory: Path, number: int, swapped_at: int) -> None:
+    """Raise StorageError for the fault of the same name: the log is a copy of several moments."""
+    file = GapFile(directory / layout.GAPS)
+    try:
+        fault = moment_fault(file, number, swapped_at)
+    finally:
+        file.close()
+    if fault:
+        raise StorageError(f"{directory}: expected {fault[0]}, found {fault[1]}; {COPY_AGAIN}")
+
+
 def list_sections(
-    directory: Path, sections: Sequence[Section], *, present: Collection[tuple[int, int]]
+    directory: Path,
+    sections: Sequence[Section],
+    *,
+    present: Collection[tuple[int, int]],
+    number: int = 0,
+    is_finished: bool = False,
 ) -> None:
     """List the gaps of segments in `kl-gaps`, durably.
+
+    `number` is that of the journal's last record (0: unknown), and `is_finished` says that the
+    swaps are over.
 
     Drops sections of files that are not in `present`, as (base offset, size). One key may have two
     different sections, if an old file and a new one have the same size. The caller holds the
     partition's cleaner lock and the commit lock. Raises CorruptLogError for a damaged file, and
     OSError.
     """
+    import numpy as np
+
     path = directory / layout.GAPS
     before = GapFile(path)
     try:
@@ -343,6 +398,9 @@ def list_sections(
             added = list(_parts(section))
             if not any(_is_alike(known, added) for known in kept.get(section.key, ())):
                 stored += added
+        if number:
+            base = _FINISHED if is_finished else _BEGUN
+            stored += _parts(Section(base, number, np.empty((0, 2), dtype=np.int64)))
         _write(path, stored)
     finally:
         before.close()

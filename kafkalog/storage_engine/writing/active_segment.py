@@ -99,7 +99,7 @@ class ActiveSegment:
                 what = f"the journal records {self.size} bytes, the file is missing"
                 raise StorageError(f"{log}: {what}") from None
             self._open_indexes(create=True)
-            self._truncate_log()
+            self._truncate_log(end_offset)
             self._truncate_indexes(end_offset - self.base_offset)
             if has_transactions:
                 self._truncate_transactions(end_offset)
@@ -113,7 +113,26 @@ class ActiveSegment:
         if self._time_index_fd < 0:
             self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=create)
 
-    def _truncate_log(self) -> None:
+    def _check_end(self, end_offset: int) -> None:
+        """Raise StorageError if no batch ends where the log is to be truncated.
+
+        In a copy of a live log the file may be another one, which was cleaned since.
+        """
+        index = OffsetIndex(self._path(layout.INDEX), self.base_offset)
+        source, end, next_offset = FileBytes(self._log_fd), 0, self.base_offset
+        for position, header in headers(
+            source, locate(source, self.size, index, layout.INT64_MAX), self.size
+        ):
+            end, next_offset = position + header.size, header.next_offset
+        if self.size and (end, next_offset) != (self.size, end_offset):
+            raise StorageError(
+                f"{self._path(layout.LOG)}: expected a batch that ends at byte {self.size} and "
+                f"offset {end_offset}, as the journal records, found one that ends at byte {end} "
+                f"and offset {next_offset}: the file is not of the journal's moment, so nothing is "
+                "changed; restore it from a copy"
+            )
+
+    def _truncate_log(self, end_offset: int) -> None:
         opened = os.fstat(self._log_fd)
         found, self._identity = opened.st_size, (opened.st_dev, opened.st_ino)
         if found < self.size:
@@ -123,10 +142,12 @@ class ActiveSegment:
             )
         if not self._config.preallocate:
             if found > self.size:
+                self._check_end(end_offset)
                 files.truncate(self._log_fd, self.size)
             return
         # Allocate again what a dead commit began to fill; the rest is still preallocated.
         if found > self.size and any(files.read_at(self._log_fd, layout.BATCH_OVERHEAD, self.size)):
+            self._check_end(end_offset)
             files.truncate(self._log_fd, self.size)
             found = self.size
         if found < self._config.segment_bytes:

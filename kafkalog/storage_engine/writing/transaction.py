@@ -29,7 +29,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
-from kafkalog.storage_engine.segment import partition_directory
+from kafkalog.storage_engine.segment import gaps, partition_directory
 from kafkalog.storage_engine.writing import partition
 from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
 
@@ -183,6 +183,7 @@ class Transaction(LogChange):
             if kept is not None and kept.resume(known.topic_id, state, config, now_ms):
                 return kept
             directory = self._root / layout.partition_directory(topic, number)
+            gaps.check_moment(directory, self.state.number, state.swapped_at)
             return partition.Appender(directory, known.topic_id, state, config, now_ms)
         try:
             appender.active.reopen()

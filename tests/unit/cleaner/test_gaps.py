@@ -34,6 +34,8 @@ def check_lists(engine: Engine) -> dict[tuple[int, int], list[Pairs]]:
     path = directory(engine) / "kl-gaps"
     if path.exists():
         for base, size, pairs in parsed(path):
+            if base < 0:
+                continue  # a number of the journal
             listed.setdefault((base, size), []).append(pairs)
     batches = dump(engine)
     found = list_segments(directory(engine))
@@ -89,13 +91,10 @@ def test_a_section_goes_when_its_file_has_gone(tmp_path: Path) -> None:
     for now_ms in range(1_000, 9_000, 1_000):
         LogBuilder(engine, now_ms=now_ms).random_commits(rng, 12, keys=9, rows_max=4)
         clean(engine, "t", force=True, now_ms=now_ms)
-    # Beside those of live files there are those of the last swap's sources.
     live = {(s.base_offset, s.size) for s in list_segments(directory(engine))}
-    keys = {(base, size) for base, size, _ in parsed(directory(engine) / "kl-gaps")}
-    retired = {(int(p.name[:20]), p.stat().st_size) for p in directory(engine).glob("*.deleted")
-               if p.name.endswith(".log.deleted")}  # fmt: skip
-    assert keys <= live | retired
-    assert len(keys - live) < len(retired)
+    listed = {(base, size) for base, size, _ in parsed(directory(engine) / "kl-gaps")}
+    assert list(directory(engine).glob("*.log.deleted"))
+    assert {key for key in listed if key[0] >= 0} <= live
 
 
 @pytest.mark.slow
@@ -222,8 +221,6 @@ def test_what_a_broker_wrote_is_listed_once_it_is_cleaned(tmp_path: Path) -> Non
     clean(engine, "t", now_ms=1)
     assert check_lists(engine) == {
         (0, list_segments(directory(engine))[0].size): [[(0, 3), (4, 7), (8, 12), (13, 20)]],
-        (0, sum(len(item.data) for item in segments[0])): [[(0, 3), (4, 7), (8, 10)]],
-        (10, len(segments[10][0].data)): [[(10, 12), (13, 20)]],
     }
     check_moved(engine)
 

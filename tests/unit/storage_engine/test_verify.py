@@ -507,6 +507,7 @@ def test_a_deleted_partition_that_nobody_will_remove_is_a_notice(root: Path) -> 
 
 def test_a_broker_that_has_loaded_a_log_of_ours_is_noticed(root: Path) -> None:
     (root / "table-0" / "kl-canary.deleted").unlink()
+    (root / "meta.properties").write_text("version=1\nnode.id=1\n")
     assert damage(root) == []
     (found,) = notices(root)
     assert "kafkalog adopt" in found.found

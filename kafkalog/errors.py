@@ -12,7 +12,8 @@ KafkaLogError
 ├── CommitConflictError              a writer's batch that does not follow its last one
 ├── LockedByBrokerError              a Kafka broker owns the directory
 └── StorageError                     the file system refused, or its files do not fit the journal
-    └── CommitInDoubtError           the commit record may or may not be on disk
+    ├── CommitInDoubtError           the commit record may or may not be on disk
+    └── LogMovedError                the directory of an open log is gone
 
 A message is one line: the place, the expected, the found and, if possible, the remedy.
 """
@@ -31,6 +32,7 @@ __all__ = [
     "InvalidInputError",
     "KafkaLogError",
     "LockedByBrokerError",
+    "LogMovedError",
     "MomentPassedError",
     "OffsetOutOfRangeError",
     "OversizedBatchError",
@@ -138,3 +140,7 @@ class StorageError(KafkaLogError):
 
 class CommitInDoubtError(StorageError):
     """The commit record may or may not be on disk; the next commit or open decides."""
+
+
+class LogMovedError(StorageError):
+    """The directory of an open log was moved or removed."""

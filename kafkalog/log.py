@@ -7,15 +7,16 @@ Each method hands its work to a room below.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self
+from types import FunctionType, MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 from weakref import WeakSet
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.log.log_engine import now_of
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
@@ -40,7 +41,35 @@ if TYPE_CHECKING:
 
 __all__ = ["KafkaLog"]
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Kind = TypeVar("_Kind", bound=type)
 
+
+def _with_errors_of_ours(kind: _Kind) -> _Kind:
+    """Decorate a class whose public methods raise a StorageError where the disk fails."""
+    for name, method in list(vars(kind).items()):
+        if isinstance(method, FunctionType) and not name.startswith("_"):
+            setattr(kind, name, _told(method))
+    return kind
+
+
+def _told(method: _Function) -> _Function:
+    """Decorate a method of a log, and the iterator that it returns."""
+
+    def iterated(log: KafkaLog, found: Iterator[Any]) -> Iterator[Any]:
+        with log._told_faults():
+            yield from found
+
+    @functools.wraps(method)
+    def called(log: KafkaLog, *arguments: Any, **named: Any) -> Any:
+        with log._told_faults():
+            result = method(log, *arguments, **named)
+        return iterated(log, result) if isinstance(result, Iterator) else result
+
+    return cast("_Function", called)
+
+
+@_with_errors_of_ours
 class KafkaLog:
     """A log: its topics, records, latest records and cleaner; a context manager.
 
@@ -51,7 +80,8 @@ class KafkaLog:
     `now_ms` is the time of an act: by default the clock's. One that is negative, or no whole number
     of 64 bits, raises InvalidInputError. Every method raises StorageError where the disk fails.
     Methods that write raise InvalidInputError where the log is only read or closed, and
-    LockedByBrokerError where a broker holds it.
+    LockedByBrokerError where a broker holds it. All raise LogMovedError where the directory was
+    moved or removed since it was opened.
     """
 
     def __init__(
@@ -452,6 +482,25 @@ class KafkaLog:
             self._cleaner = None
         self._engine.close()
         self._is_closed = True
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidInputError(
+            f"{self._engine.root}: an open log cannot be pickled (expected its path). Give the "
+            "path to the task or process, and call kafkalog.open(path) there."
+        )
+
+    @contextlib.contextmanager
+    def _told_faults(self) -> Iterator[None]:
+        """Raise a StorageError for an error of the system, and say so where the log is gone."""
+        try:
+            with files.disk_faults(Path(self._engine.root)):
+                yield
+        except KafkaLogError as fault:
+            try:
+                self._engine.check_is_here()
+            except KafkaLogError as gone:
+                raise gone from fault
+            raise
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -168,6 +168,7 @@ def _write(file: Path, content: bytes) -> None:
             files.remove(temporary)
             raise
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(f"{file}: {fault.strerror or fault}") from fault
 
 

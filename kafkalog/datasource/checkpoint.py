@@ -56,6 +56,7 @@ def read_checkpoint(directory: str) -> QueryCheckpoint:
             if attempt + 1 == _ATTEMPTS:
                 raise StorageError(f"{fault.filename}: vanished while it was read") from fault
         except OSError as fault:
+            files.pass_on(fault)
             raise StorageError(f"{fault.filename}: {fault.strerror}") from fault
     raise AssertionError
 

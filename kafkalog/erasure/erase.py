@@ -242,7 +242,8 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
 def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> int:
     try:
         log, _ = Plans(engine, now_ms).of(topic, partition)
-    except (OSError, KafkaLogError):
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
         return 0  # its cleaning reports the reason
     return log.clean_bytes + 2 * (log.cleanable_bytes + log.uncleanable_bytes)
 

@@ -106,6 +106,7 @@ def scan_file(
     except FileNotFoundError:
         raise
     except OSError as fault:
+        files.pass_on(fault)
         occurrences.faults.append(f"it cannot be read: {fault.strerror}")
         return occurrences
     try:
@@ -119,6 +120,7 @@ def scan_file(
             progress=progress,
         )
     except OSError as fault:
+        files.pass_on(fault)
         occurrences.faults.append(f"it cannot be read: {fault.strerror}")
     finally:
         os.close(fd)

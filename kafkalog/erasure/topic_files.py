@@ -197,6 +197,7 @@ def _below(directory: Path, partition: int | None, remove_at_ms: int | None) -> 
     except FileNotFoundError:
         return
     except OSError as fault:
+        files.pass_on(fault)
         said = f"cannot be read: {fault.strerror}"
         yield _unlooked(directory, FileKind.DIRECTORY, partition, said)
         return
@@ -223,6 +224,7 @@ def _file(
     except FileNotFoundError:
         return
     except OSError as fault:
+        files.pass_on(fault)
         yield _unlooked(path, _kind(path.name), partition, f"cannot be read: {fault.strerror}")
         return
     if stat.S_ISREG(known.st_mode):

@@ -41,6 +41,7 @@ def dump_file(path: Path, options: DumpOptions | None = None) -> Iterator[Entry]
     try:
         yield from _dump(path, options)
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(f"{path}: cannot be read: {fault.strerror or fault}") from fault
     except CorruptLogError as fault:
         yield finding(path, "damage", fault.position, fault.expected, fault.found)

@@ -44,7 +44,7 @@ _ROOT_NAMES: Final = (
     "bootstrap.checkpoint",
 )
 _ASIDE: Final = ("-delete", "-stray", "-future")
-_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, errno.EISDIR, errno.ELOOP}
+_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, *files.NOT_REGULAR}
 """Errors that mean lost or damaged data; any other error only prevents the check."""
 _Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
 
@@ -242,6 +242,7 @@ def _partition(
         path = Path(fault.filename or partition.directory)
         yield Finding(path, 0, "a file of the partition", "none: it is missing")
     except OSError as fault:
+        files.pass_on(fault)
         path = Path(fault.filename or partition.directory)
         yield from _unread(path, fault, faults)
     except KafkaLogError as fault:
@@ -273,6 +274,7 @@ def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, li
     except CorruptLogError as fault:
         return None, [Finding(path, fault.position, str(fault.expected), str(fault.found))]
     except OSError as fault:
+        files.pass_on(fault)
         return None, list(_unread(path, fault, faults))
     except (KafkaLogError, ValueError) as fault:
         return None, [Finding(path, 0, "a journal of this release", str(fault))]
@@ -294,6 +296,7 @@ def _read_checkpoint(
     except CorruptLogError as fault:
         yield Finding(path, fault.position, str(fault.expected), str(fault.found))
     except OSError as fault:
+        files.pass_on(fault)
         yield from _unread(path, fault, faults)
 
 
@@ -322,7 +325,8 @@ def _compare_checkpoints(
                 try:
                     segments = list_segments(root / text)
                     ends[partition] = next_offset(segments[-1]) if segments else None
-                except OSError:
+                except OSError as raised:
+                    files.pass_on(raised)
                     ends[partition] = None  # the partition's own check has reported it
             end = ends[partition]
             if end is not None and not 0 <= offset <= end:

@@ -22,6 +22,7 @@ from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
@@ -58,6 +59,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         if not locks or any(lock.is_held_alone() for lock in locks):
             return
     except (KafkaLogError, OSError) as fault:
+        files.pass_on(fault)
         _log.debug("%s: whether a cleaner is at work is unknown: %s", options.root, fault)
         return
     _warned.add((query_id, options.topic))

@@ -134,7 +134,8 @@ def _sync_file(path: Path) -> None:
     try:
         files.sync_file(fd)
     except OSError as fault:
-        with suppress(OSError):
+        files.pass_on(fault)
+        with files.ignoring():
             _write_again(path)
         raise _refused(path, fault) from fault
     finally:
@@ -157,6 +158,7 @@ def _sync_directory(path: Path) -> None:
     except PermissionError:
         raise
     except OSError as fault:
+        files.pass_on(fault)
         raise _refused(path, fault) from fault
 
 
@@ -181,8 +183,8 @@ def syncing_plan(location: str | None, batch_id: int) -> Iterator[None]:
             sync_plan(location, batch_id)
         except StorageError as fault:
             faults.append(fault)
-        except OSError:
-            pass
+        except OSError as raised:
+            files.pass_on(raised)
 
     if checkpoint_directory(location) is None:
         yield

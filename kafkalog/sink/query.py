@@ -183,6 +183,7 @@ def end_offsets_of_checkpoint(directory: Path, batch_id: int) -> EndOffsets:
     try:
         text = files.read_file(path)
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(f"{path}: the plan of the micro-batch: {fault}") from fault
     return _end_offsets(path, text)
 
@@ -258,7 +259,8 @@ def checkpoint_query_id(location: str | None) -> str | None:
         return None
     try:
         return str(json.loads(files.read_file(directory / "metadata"))["id"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as raised:
+        files.pass_on(raised)
         return None
 
 

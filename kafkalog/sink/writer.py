@@ -36,7 +36,7 @@ from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_
 from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_engine, shared_store
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.metadata.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug
 
 if TYPE_CHECKING:
@@ -238,6 +238,7 @@ class _LogWriter:
         try:
             shared_engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
+            files.pass_on(fault)
             _log.warning(
                 "%s: the files %s* that a failed write staged were not removed: %s",
                 self.options.root,

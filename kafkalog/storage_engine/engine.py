@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, LogMovedError, StorageError
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -191,7 +192,15 @@ class Engine(Store, LogEngine):
 
     def close(self) -> None:
         """Sync what relaxed commits left, and write Kafka's checkpoint files; no writes after."""
-        if self._is_closed or self.read_only or not (self.root / layout.COMMIT).exists():
+        if self._is_closed or self.read_only:
+            return
+        try:
+            self.check_is_here()
+        except LogMovedError as fault:  # an error here would hide the one that ended the work
+            _logger.warning("%s", fault)
+            super().close()
+            return
+        if not (self.root / layout.COMMIT).exists():
             return
         try:
             with self.transaction() as transaction:
@@ -199,6 +208,7 @@ class Engine(Store, LogEngine):
                     transaction.publish(now_of(None))
                 checkpoints.write_root_checkpoints(self.root, transaction.state)
         except (StorageError, LockedByBrokerError, OSError) as fault:
+            files.pass_on(fault)
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
         super().close()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from kafkalog.errors import (
     CorruptLogError,
     InvalidInputError,
     LockedByBrokerError,
+    LogMovedError,
     StorageError,
     UnknownTopicError,
 )
@@ -90,6 +92,7 @@ class Store(LogStore):
                     if is_free:
                         self._journal.recover()
             except (OSError, StorageError) as fault:
+                files.pass_on(fault)
                 cause = fault.__cause__ or fault
                 if not isinstance(cause, OSError) or cause.errno not in files.NOT_WRITABLE:
                     raise
@@ -98,6 +101,17 @@ class Store(LogStore):
         """Return the published state; costs one small read when nothing has changed."""
         with files.reading_faults(self.root):
             return (self._brokers or self._journal).published()
+
+    def check_is_here(self) -> None:
+        """Raise LogMovedError if the directory, or its journal, is no longer there."""
+        marks = () if self.is_brokers else (layout.COMMIT, layout.COMMIT_RELEASED)
+        for root in self.roots:
+            is_here = not marks or any(os.path.lexists(root / name) for name in marks)
+            if not (root.is_dir() and is_here):
+                raise LogMovedError(
+                    f"{root}: the directory of this log was moved or removed since it was opened "
+                    "(expected the log that was there). Open the log again where it is now."
+                )
 
     def partition_directory(self, topic: str, partition: int) -> Path:
         """Return where a partition's files are."""
@@ -230,7 +244,8 @@ class Store(LogStore):
             with self.listing_lock(directory):
                 state = self.describe(topic).partitions[partition]
                 found = list_segments(directory)
-        except (OSError, StorageError):
+        except (OSError, StorageError) as raised:
+            files.pass_on(raised)
             return 0
         closed = sum(each.size for each in found if each.base_offset < state.active_base)
         return closed + state.active_size

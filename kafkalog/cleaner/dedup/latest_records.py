@@ -272,6 +272,7 @@ def _set_deaths(directory: Path, deaths: int) -> None:
             directory / layout.SPILLING, content, temporary_name=layout.SPILL + "mark"
         )
     except OSError as fault:
+        files.pass_on(fault)
         sweep_spill_files(directory)
         raise StorageError(
             f"{directory / layout.SPILLING}: cannot be written: {fault.strerror}; the log is "

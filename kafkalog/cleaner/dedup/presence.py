@@ -13,14 +13,14 @@ from pathlib import Path
 
 from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.fs import files, locks
 
 
 @contextlib.contextmanager
 def announced(root: Path) -> Iterator[None]:
     """Hold the lock that shows a running cleaner; ignore a file system that refuses it."""
     with contextlib.ExitStack() as held:
-        with contextlib.suppress(OSError, StorageError):
+        with files.ignoring(StorageError):
             held.enter_context(locks.FileLock(root / layout.CLEANERS_LOCK).shared())
         yield
 
@@ -30,7 +30,8 @@ def is_cleaner_running(root: Path) -> bool | None:
     path = root / layout.CLEANERS_LOCK
     try:
         return path.exists() and locks.FileLock(path).is_held()
-    except (OSError, StorageError):
+    except (OSError, StorageError) as raised:
+        files.pass_on(raised)
         return None
 
 
@@ -39,7 +40,8 @@ def is_being_cleaned(directory: Path) -> bool:
     path = directory / layout.CLEANER_LOCK
     try:
         return path.exists() and locks.FileLock(path).is_held_alone()
-    except (OSError, KafkaLogError):
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
         return False
 
 

@@ -22,7 +22,6 @@ Kafka has no such file, and a broker ignores it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -130,9 +129,9 @@ class KeyIndexWriter:
     def discard(self) -> None:
         """Remove all files."""
         self._held.clear()
-        with contextlib.suppress(OSError):
+        with files.ignoring():
             self._close_spilled()
-        with contextlib.suppress(OSError):
+        with files.ignoring():
             files.remove(self.temporary)
 
     def _header(self, log: Path, size: int, positions: Sequence[int]) -> bytes:
@@ -258,7 +257,8 @@ class KeyIndex:
             return None
         try:
             fd = files.open_to_read(directory / layout.key_index_file(segment.base_offset))
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             return None
         source = FileBytes(fd)
         found = cls.of(source, segment, has_samples=not segment.is_late)
@@ -387,7 +387,8 @@ class KeyIndex:
         count = min(count, self._block_count - first)
         try:
             data = self._source.read_at(count * layout.KEYS_BLOCK, (first + 1) * layout.KEYS_BLOCK)
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             return None
         with memoryview(data) as view:
             for start in range(0, count * layout.KEYS_BLOCK, layout.KEYS_BLOCK):
@@ -438,7 +439,8 @@ def _read_header(
     try:
         data = source.read_at(layout.KEYS_BLOCK, 0)
         size = source.size()
-    except OSError:
+    except OSError as raised:
+        files.pass_on(raised)
         return None
     if not _is_sound(data):
         return None

@@ -112,6 +112,7 @@ def _explained(
     try:
         log, state = plans.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
+        files.pass_on(fault)
         text = f"It cannot be read: {fault_reason(fault)}."
         remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
         unreadable = _told(Reason("unreadable", text, remedy), engine, topic)
@@ -369,8 +370,9 @@ def _transaction(
                     whose = f"The transaction of producer {header.producer_id}"
                 if header is not None and header.max_timestamp >= 0:
                     since = f", since {utc_time(header.max_timestamp)}"
-    except (OSError, KafkaLogError):
-        pass  # then the sentence does not name the producer
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
+        # then the sentence does not name the producer
     yield (
         stable,
         Reason(

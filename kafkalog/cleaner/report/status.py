@@ -11,6 +11,7 @@ from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
 from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
@@ -71,6 +72,7 @@ def status(
             try:
                 found.append(_readable(engine, plans, name, partition))
             except (OSError, KafkaLogError) as fault:
+                files.pass_on(fault)
                 if not engine.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
                 found.append(_unreadable(name, partition, known.partitions[partition], fault))

@@ -174,12 +174,12 @@ class CleanedSegment:
 
     def discard(self) -> None:
         """Close and remove all files; the next cleaning removes what is left."""
-        with contextlib.suppress(OSError):
+        with files.ignoring():
             self._close()
         if self.keys is not None:
             self.keys.discard()
         for suffix in layout.SEGMENT_SUFFIXES:
-            with contextlib.suppress(OSError):
+            with files.ignoring():
                 files.remove(self.path(suffix))
 
     def _close(self) -> None:
@@ -193,6 +193,7 @@ class CleanedSegment:
         try:
             act()
         except OSError as fault:
+            files.pass_on(fault)
             if self.keys is None or fault.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             self._give_keys_up(fault)
@@ -204,6 +205,7 @@ class CleanedSegment:
         try:
             yield
         except (OSError, StorageError) as fault:
+            files.pass_on(fault)
             self._give_keys_up(fault)
 
     def _give_keys_up(self, fault: Exception) -> None:

@@ -5,7 +5,6 @@ Kafka: LogCleanerManager, LogCleaner.CleanerThread, LogManager.cleanupLogs.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.log.log_engine import now_of
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -243,7 +242,7 @@ def sweep(engine: LogEngine, *, now_ms: int) -> int:
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
         for partition, _ in topic.present():
             directory = engine.partition_directory(name, partition)
-            with contextlib.suppress(OSError):
+            with files.ignoring():
                 count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
     finish_deletions(engine, now_ms=now_ms)
     return count
@@ -252,9 +251,9 @@ def sweep(engine: LogEngine, *, now_ms: int) -> int:
 def _sweep_root(engine: Engine, now_ms: int) -> int:
     """Remove stale staged files and ended pins."""
     count = 0
-    with contextlib.suppress(OSError):
+    with files.ignoring():
         count += engine.sweep_staged(now_ms=now_ms)
-    with contextlib.suppress(OSError, KafkaLogError):
+    with files.ignoring(KafkaLogError):
         # Readers renew pins by the system's clock, whatever time the caller gives.
         count += sweep_pins(engine.root, clock.now_ms())
     return count

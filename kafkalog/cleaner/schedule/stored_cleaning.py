@@ -88,6 +88,7 @@ class StoredCleaning:
                     _log.info("%s-%d: a sweep was quicker", topic, partition)
                     return None
                 except (KafkaLogError, OSError) as fault:
+                    files.pass_on(fault)
                     self.log.discard_segments(outputs, fault)
                     return work.failed(fault)
 

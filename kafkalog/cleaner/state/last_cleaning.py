@@ -7,7 +7,6 @@ ignored.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -63,7 +62,7 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
     earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
     told = {"version": _VERSION, **asdict(cleaning), EARLIER: earlier}
     content = json.dumps(told).encode() + b"\n"
-    with contextlib.suppress(OSError):
+    with files.ignoring():
         files.write_atomically(directory / layout.LAST_CLEANING, content)
 
 
@@ -76,7 +75,8 @@ def read_cleanings(directory: Path) -> list[LastCleaning]:
     """Return the remembered cleanings of a partition, the latest first."""
     try:
         return cleanings_of(files.read_file(directory / layout.LAST_CLEANING))
-    except OSError:
+    except OSError as raised:
+        files.pass_on(raised)
         return []
 
 

@@ -60,6 +60,7 @@ def read_uncleanable(directory: Path) -> Uncleanable | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as fault:
+        files.pass_on(fault)
         return Uncleanable(f"{path}: {fault.strerror}")
     return uncleanable_of(content, path)
 
@@ -84,7 +85,8 @@ def _key(directory: Path) -> tuple[str, bytes]:
     """Identify a directory by its path and topic id: a new topic may reuse path and inode."""
     try:
         return str(directory), files.read_file(directory / layout.PARTITION_METADATA)
-    except OSError:
+    except OSError as raised:
+        files.pass_on(raised)
         return str(directory), b""
 
 
@@ -93,7 +95,8 @@ def _signs(directory: Path) -> _Signs:
     for name in (layout.UNCLEANABLE, layout.LAST_CLEANING):
         try:
             stat = (directory / name).stat()
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             found.append(None)
         else:
             found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
@@ -127,7 +130,8 @@ def mark_uncleanable(
     try:
         files.write_atomically(directory / layout.UNCLEANABLE, content)
         _unwritten.pop(_key(directory), None)
-    except OSError:
+    except OSError as raised:
+        files.pass_on(raised)
         _unwritten[_key(directory)] = mark, _signs(directory)
     return mark
 

@@ -10,6 +10,8 @@ from typing import Annotated, Final, TypeAlias
 
 import typer
 
+from kafkalog.storage_engine.fs import files
+
 TOPIC_HELP: Final = "A topic's name."
 
 
@@ -26,7 +28,8 @@ def topic_names(context: typer.Context, incomplete: str) -> list[str]:
     try:
         with open_readable(str(path)) as log:
             return [name for name in log.topics() if name.startswith(incomplete)]
-    except (OSError, KafkaLogError):
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
         return []
 
 

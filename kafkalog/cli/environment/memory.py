@@ -64,7 +64,9 @@ def _settings(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     place = environment.get("SPARK_CONF_DIR") or (home and Path(home) / "conf")
     if place:
         try:
-            text = files.read_file(Path(place) / "spark-defaults.conf").decode(errors="replace")
+            text = files.read_users_file(Path(place) / "spark-defaults.conf").decode(
+                errors="replace"
+            )
         except OSError:
             text = ""
         for line in text.splitlines():

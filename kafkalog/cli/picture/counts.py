@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.address import is_store_url
 
@@ -78,7 +79,8 @@ class Counts:
             check_abort()
             try:
                 self._count(log, place, check_abort)
-            except (OSError, KafkaLogError):
+            except (OSError, KafkaLogError) as raised:
+                files.pass_on(raised)
                 self._counted.pop(place, None)
 
     def _count(self, log: Engine, place: tuple[str, int], check_abort: Callable[[], None]) -> None:

@@ -11,7 +11,6 @@ Those of a log in an object store are alike; `store_figures` makes them.
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.report.explain import explain
@@ -96,8 +95,9 @@ def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) ->
         )
         row["cleanings"] = [cleaning_row(one) for one in read_cleanings(directory)]
         row["cleanedBytes"], row["retiredBytes"] = leftovers(directory)
-    except (OSError, KafkaLogError):
-        pass  # the explanation says why it cannot be read
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
+        # the explanation says why it cannot be read
     return row
 
 
@@ -145,13 +145,13 @@ def leftovers(directory: Path) -> tuple[int, int]:
     The former are `.cleaned` and `.swap`. The latter are `.deleted`; readers may still use them.
     """
     cleaned = retired = 0
-    with contextlib.suppress(OSError):
+    with files.ignoring():
         for name in files.list_names(directory):
             parsed = layout.parse_segment_file(name)
             if parsed is None or not parsed[2]:
                 continue
             size = 0
-            with contextlib.suppress(OSError):
+            with files.ignoring():
                 size = (directory / name).stat().st_size
             if parsed[2] == layout.DELETED:
                 retired += size

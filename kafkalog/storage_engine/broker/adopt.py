@@ -104,7 +104,10 @@ def adopt(
             f"{metadata}: no metadata log here: expected the broker's metadata.log.dir, with a "
             f"directory {layout.METADATA_DIRECTORY} that has a .log or .checkpoint file"
         )
-    with locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
+    with (
+        files.disk_faults(root),
+        locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock,
+    ):
         if (root / layout.COMMIT).exists():
             if not _lost_canaries(root):
                 return _adopted_already(root, config or {}, metadata)

@@ -51,7 +51,8 @@ def differences(root: Path, state: State, given: Mapping[str, str]) -> list[str]
     adopted = _read(root)
     try:
         cluster = {t.topic_id: t.partitions for t in metadata_log.read_topics(root).values()}
-    except (KafkaLogError, OSError):
+    except (KafkaLogError, OSError) as raised:
+        files.pass_on(raised)
         cluster = {}
     ids = {name: given.get(name, topic.topic_id) for name, topic in state.topics.items()}
     if adopted is None and not cluster:

@@ -18,7 +18,6 @@ Kafka: LogManager.loadLogs, OffsetCheckpointFile.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import os
@@ -214,7 +213,7 @@ class BrokerDirectories:
 
     def _topic_id(self, name: str, numbers: list[int]) -> str | None:
         for number in numbers:
-            with contextlib.suppress(KafkaLogError, OSError, ValueError):
+            with files.ignoring(KafkaLogError, ValueError):
                 topic_id = checkpoints.read_topic_id(self._directories[name, number][1])
                 if topic_id is not None:
                     return topic_id
@@ -252,6 +251,7 @@ class BrokerDirectories:
                         "a broker has removed it"
                     ) from fault
             except OSError as fault:
+                files.pass_on(fault)
                 raise StorageError(f"{directory}: cannot be read: {fault.strerror}") from fault
         raise AssertionError
 
@@ -312,6 +312,7 @@ def _stamp(root: Path) -> tuple[object, ...]:
         except FileNotFoundError:
             stamp.append(None)
         except OSError as fault:
+            files.pass_on(fault)
             raise _unreadable(root, fault) from fault
         else:
             stamp.append((found.st_ino, found.st_mtime_ns, found.st_size))
@@ -356,6 +357,7 @@ def _offsets(root: Path, name: str) -> dict[_Key, int]:
         _logger.warning("%s; it is taken for empty", fault.damage)
         return {}
     except OSError as fault:
+        files.pass_on(fault)
         raise _unreadable(root / name, fault) from fault
 
 
@@ -370,6 +372,7 @@ def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
             with files.scan(root.path) as entries:
                 names = [entry.name for entry in entries if entry.is_dir()]
         except OSError as fault:
+            files.pass_on(fault)
             raise _unreadable(root.path, fault) from fault
         for name in names:
             key = layout.parse_partition_directory(name)
@@ -393,6 +396,7 @@ def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
         try:
             topics = metadata_log.read_topics(root)
         except (KafkaLogError, OSError) as fault:
+            files.pass_on(fault)
             _logger.warning("%s: topics' ids and configs are not known: %s", root, fault)
             continue
         if topics:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import resource
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +29,12 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 """The errors of a process that may only read."""
 MORE_FILES: Final = "raise the limit of open files (ulimit -n)"
-_MODE = 0o644
+NOT_REGULAR: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
+"""The errors of a name in a log that is no regular file: a link, a pipe or device, a directory."""
+_MODE: Final = 0o666
+"""The mode of what is made, less the umask."""
+_CAREFULLY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A file of a log may be anything on a rescued disk: follow no link, wait for no other end."""
 _RESIDENT_S: Final = 0.002
 """How long what was read of a mapped file stays: a few MiB are read in it."""
 _PIECE_SIZE = 1 << 20
@@ -41,6 +48,7 @@ def disk_faults(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as fault:
+        pass_on(fault)
         raise _storage_error(fault, place) from fault
 
 
@@ -52,13 +60,44 @@ def reading_faults(place: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as fault:
+        pass_on(fault)
         raise _storage_error(fault, place) from fault
+
+
+def pass_on(fault: BaseException) -> None:
+    """Raise an OSError again that the system did not raise; call it wherever one is caught.
+
+    A user's signal handler may raise one (TimeoutError is an OSError) while a call of ours waits.
+    It has no errno, and is for the user.
+    """
+    if isinstance(fault, OSError) and not is_systems(fault):
+        raise fault
+
+
+def is_systems(fault: BaseException) -> bool:
+    """Return whether an error is one of the system's, which has a number."""
+    return isinstance(fault, OSError) and fault.errno is not None
+
+
+@contextlib.contextmanager
+def ignoring(*more: type[Exception]) -> Iterator[None]:
+    """Ignore the system's errors within the block, and errors of `more`; others pass."""
+    try:
+        yield
+    except Exception as fault:
+        if not isinstance(fault, (OSError, *more)):
+            raise
+        pass_on(fault)
 
 
 def _storage_error(fault: OSError, place: Path) -> StorageError:
     where = fault.filename or place
     if fault.errno == errno.EMFILE:
         return StorageError(f"{where}: cannot be opened: {fault.strerror}; {MORE_FILES}")
+    if fault.errno in NOT_REGULAR:
+        return StorageError(
+            f"{where}: {fault.strerror}. Move it away, and put the log's own file there."
+        )
     return StorageError(f"{where}: the disk refused ({fault.strerror})")
 
 
@@ -74,7 +113,7 @@ def _named(fd: int) -> Iterator[None]:
 
 def _name(fault: OSError, fd: int) -> None:
     if fault.filename is None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nothing in it waits
             fault.filename = file_system.path_of(fd)
 
 
@@ -83,7 +122,7 @@ def _name(fault: OSError, fd: int) -> None:
 
 
 def open_to_read(path: str | Path) -> int:
-    """Open a file to read it; raises OSError."""
+    """Open a file to read it; raises OSError, of NOT_REGULAR for a link, a pipe or a directory."""
     return _open(path, os.O_RDONLY)
 
 
@@ -95,7 +134,7 @@ def open_to_write(path: str | Path, *, create: bool = False, within_limit: bool 
     """
     flags = os.O_RDWR | (os.O_CREAT if create else 0)
     if within_limit:
-        return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+        return _opened(path, flags)
     return _open(path, flags)
 
 
@@ -117,6 +156,7 @@ def open_listed(path: Path, advice: str = "") -> int:
     except FileNotFoundError:
         raise
     except OSError as fault:
+        pass_on(fault)
         more = f"; {MORE_FILES}{advice}" if fault.errno == errno.EMFILE else ""
         raise StorageError(f"{path}: cannot be opened: {fault.strerror}{more}") from fault
 
@@ -135,20 +175,61 @@ def open_stream(path: Path) -> BinaryIO:
 
     Raises OSError.
     """
-    return open(path, "rb", opener=_open)
+    return open(path, "rb", opener=_open_users)
 
 
 def _open(path: str | Path, flags: int) -> int:
-    """Open a file; raise the limit of open files first if there are too many.
+    """Open a file of a log; raise the limit of open files first if there are too many.
 
     The limit is the whole process's. But a reader needs its files at once, and has none to close.
     """
+    return _within_limit(functools.partial(_opened, path, flags))
+
+
+def _opened(path: str | Path, flags: int) -> int:
+    """Open a regular file; raises OSError, of NOT_REGULAR for anything else."""
     try:
-        return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+        fd = file_system.current.open(path, flags | _CAREFULLY, _MODE)
+    except OSError as fault:
+        if fault.errno in NOT_REGULAR:
+            _check_regular(os.lstat(path).st_mode, path)
+        raise
+    try:
+        _check_regular(os.fstat(fd).st_mode, path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _check_regular(mode: int, path: str | Path) -> None:
+    if stat.S_ISREG(mode):
+        return
+    number, kind = _KINDS.get(stat.S_IFMT(mode), (errno.ENXIO, "a device"))
+    raise OSError(number, f"expected a regular file, found {kind}", str(path))
+
+
+_KINDS: Final = {
+    stat.S_IFLNK: (errno.ELOOP, "a symbolic link, which is not followed"),
+    stat.S_IFDIR: (errno.EISDIR, "a directory"),
+    stat.S_IFIFO: (errno.ENXIO, "a pipe"),
+    stat.S_IFSOCK: (errno.ENXIO, "a socket"),
+}
+
+
+def _open_users(path: str | Path, flags: int) -> int:
+    return _within_limit(
+        functools.partial(file_system.current.open, path, flags | os.O_CLOEXEC, _MODE)
+    )
+
+
+def _within_limit(call: Callable[[], int]) -> int:
+    try:
+        return call()
     except OSError as fault:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
-    return file_system.current.open(path, flags | os.O_CLOEXEC, _MODE)
+    return call()
 
 
 def descriptor_limit() -> float:
@@ -219,6 +300,12 @@ def read_into(fd: int, target: memoryview, position: int) -> int:
                 break
             filled += count
     return filled
+
+
+def read_users_file(path: Path) -> bytes:
+    """Return the content of a file that the user names, which may be a link; raises OSError."""
+    with open_stream(path) as stream:
+        return stream.read()
 
 
 def read_file(path: str | Path) -> bytes:
@@ -310,7 +397,7 @@ def sync_directory(path: Path) -> None:
 
 def open_directory(path: Path) -> int:
     """Open a directory, to sync or lock it; raises OSError."""
-    return _open(path, os.O_RDONLY | os.O_DIRECTORY)
+    return _open_users(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int | None = None) -> None:

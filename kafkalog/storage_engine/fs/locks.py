@@ -9,7 +9,8 @@
   drops its locks; a forked child closes the descriptors that it inherits, and holds none.
 
 The order is: cleaner lock < commit lock < segments locks (ascending). No lock is upgraded from
-shared to exclusive, and none is held across a yield or code of the user.
+shared to exclusive, and none is held across a yield or code of the user. Who waits for ours for ten
+seconds says in a warning who holds it (`lock_wait`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files
+from kafkalog.storage_engine.fs.lock_wait import PATIENCE_S, reported
 
 _LOCK_TRIES = 10
 _LOCK_PAUSE_S = 0.05
@@ -132,6 +134,7 @@ def _refused(path: Path) -> Iterator[None]:
     except BlockingIOError:
         raise
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
 
 
@@ -181,19 +184,36 @@ class FileLock:
     and who takes its lock holds none.
     """
 
-    def __init__(self, path: Path, *, create: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        create: bool = True,
+        before: Sequence[Path] = (),
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Name the lock.
+
+        Who waits for it longer than `patience_s` is told in a warning who holds it, and who holds
+        the locks of `before`, which its holder may be waiting for.
+        """
         self.path = path
         self._name = str(path)
         self._create = create
+        self._names = [self._name, *map(str, before)]
+        self._patience_s = patience_s
 
     @contextlib.contextmanager
     def exclusive(self, *, wait: bool = True) -> Iterator[bool]:
         """Hold the lock alone; with `wait=False` yield False at once when it is taken."""
         with _guard:
             mutex = _mutexes[self._name]
-        if not mutex.acquire(blocking=wait):
-            yield False
-            return
+        if not mutex.acquire(blocking=False):
+            if not wait:
+                yield False
+                return
+            with reported(self._names, self._patience_s):
+                mutex.acquire()
         try:
             operation = fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB)
             held = self._take(operation, writable=True)
@@ -248,6 +268,16 @@ class FileLock:
         with held:
             yield
 
+    def _wait(self, fd: int, operation: int) -> None:
+        """Lock an open file; with LOCK_NB in the operation raise BlockingIOError instead."""
+        try:
+            _flock(fd, operation | fcntl.LOCK_NB, self.path)
+        except BlockingIOError:
+            if operation & fcntl.LOCK_NB:
+                raise
+            with reported(self._names, self._patience_s):
+                _flock(fd, operation, self.path)
+
     def _take(self, operation: int, *, writable: bool) -> _Descriptor | None:
         """Lock the file that bears the name now, until it is closed; None if it is taken.
 
@@ -262,11 +292,11 @@ class FileLock:
                     is_held = True
                     return opened
                 try:
-                    _flock(opened.fd, operation, self.path)
+                    self._wait(opened.fd, operation)
                 except StorageError as fault:
                     if writable or not _needs_writing(fault):
                         raise
-                    _flock(opened.fd, fcntl.LOCK_SH, self.path)
+                    self._wait(opened.fd, fcntl.LOCK_SH)
                 if _is_current(opened.fd, self._name):
                     is_held = True
                     return opened
@@ -284,9 +314,12 @@ class SegmentsLock:
     queue behind it, so a stream of them cannot starve it. (Held together it would never be free.)
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._turnstile = FileLock(directory / layout.SEGMENTS_TURNSTILE)
-        self._lock = FileLock(directory / layout.SEGMENTS_LOCK)
+    def __init__(self, directory: Path, *, patience_s: float = PATIENCE_S) -> None:
+        path = directory / layout.SEGMENTS_LOCK
+        self._lock = FileLock(path, patience_s=patience_s)
+        self._turnstile = FileLock(
+            directory / layout.SEGMENTS_TURNSTILE, before=[path], patience_s=patience_s
+        )
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -400,6 +433,7 @@ def lock_fault(directory: Path) -> str | None:
     try:
         fd = files.open_directory(directory)
     except OSError as fault:
+        files.pass_on(fault)
         return f"{directory}: cannot be opened: {fault.strerror}"
     try:
         with files.closing(fd), contextlib.suppress(BlockingIOError):  # locked: so it can be done

@@ -32,6 +32,9 @@ class LogStore(ABC):
     def state(self) -> State:
         """Return the published state; costs one small read when nothing has changed."""
 
+    def check_is_here(self) -> None:  # noqa: B027
+        """Raise LogMovedError if the log is no longer where it was opened; asked after a fault."""
+
     @abstractmethod
     def check_writable(self) -> None:
         """Raise InvalidInputError where the log is a broker's, read-only, or closed."""

@@ -22,6 +22,7 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import hashlib
 import json
@@ -144,8 +145,6 @@ class Journal:
     def _open(self, open_: Callable[[Path], int] = files.open_to_read) -> int:
         try:
             return open_(self.path)
-        except PermissionError as fault:
-            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
         except FileNotFoundError as fault:
             if not self.path.with_name(layout.COMMIT_RELEASED).exists():
                 raise
@@ -153,6 +152,11 @@ class Journal:
                 f"{self.path.parent}: this log was released to a Kafka broker; open it again to "
                 "read it, or take it back with `kafkalog adopt`"
             ) from fault
+        except OSError as fault:
+            files.pass_on(fault)
+            if fault.errno not in {errno.EACCES, errno.EPERM, *files.NOT_REGULAR}:
+                raise
+            raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
 
     def _load(self) -> _Replay:
         with files.closing(self._open()) as fd:
@@ -442,7 +446,9 @@ class Journal:
                     files.sync_data(fd)
                 header = self._publish(fd, replay, b"\0\0" if ends_work else b"\0")
             except OSError as fault:
+                files.pass_on(fault)
                 self._in_doubt = True
+                files.pass_on(fault)
                 raise CommitInDoubtError(
                     f"{self.path}: record {number} could not be synced and published "
                     f"({fault.strerror}); the commit is in doubt, "

@@ -23,6 +23,7 @@ def create_log(root: Path) -> None:
         files.make_directories(root)
         _sync_names_up_to(root)
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(
             f"{root}: the log's directory cannot be created: {fault.strerror}"
         ) from fault

@@ -113,6 +113,7 @@ def pin(
                 if held is None or path.exists():  # else it has just ended
                     return found
         except OSError as fault:
+            files.pass_on(fault)
             raise StorageError(
                 f"{path}: the snapshot pin of this read cannot be read: {fault.strerror}; "
                 "run all executors as one user, or with a umask that lets them read"
@@ -123,6 +124,7 @@ def pin(
                 content = ended_pins.find(root, path.name)
                 made = _make(path, content, load_state, now_ms, held)
         except OSError as fault:
+            files.pass_on(fault)
             if fault.errno in _NOT_WRITABLE and content is None:
                 return None
             raise StorageError(
@@ -131,7 +133,7 @@ def pin(
                 "endingOffsets, which needs no pin"
             ) from fault
         if made and (action.batch is not None or secrets.randbelow(_SWEEPS_ONE_IN) == 0):
-            with contextlib.suppress(OSError, KafkaLogError):
+            with files.ignoring(KafkaLogError):
                 _sweep(root, now_ms, action.file_name())
     raise StorageError(
         f"{path}: the pin of this read vanished, or was passed, {_TRIES} times; "
@@ -150,13 +152,13 @@ def hold_changelog(root: Path, held: contextlib.ExitStack) -> None:
 
     Without the mark, a cleaning may make the read fail.
     """
-    with contextlib.suppress(OSError, StorageError):
+    with files.ignoring(StorageError):
         held.enter_context(locks.FileLock(root / layout.CHANGELOG_LOCK).shared())
 
 
 def renew(path: Path, now_ms: int) -> None:
     """Restart the lease of a pin; ignore one that is gone or belongs to another user."""
-    with contextlib.suppress(OSError):
+    with files.ignoring():
         files.set_times(path, now_ms * 1_000_000)
 
 
@@ -229,6 +231,7 @@ class LivePins:
             except (CorruptLogError, FileNotFoundError):
                 continue  # an unfinished pin does not count: its maker reads the journal again
             except OSError as fault:
+                files.pass_on(fault)
                 _logger.warning("%s: cannot be read, so nothing is cleaned: %s", path, fault)
                 found = None
             if found is None:
@@ -272,7 +275,8 @@ def live_pins(root: Path, now_ms: int) -> list[LivePin]:
     for path, renewed_ms in _live(root, now_ms, held_only=False):
         try:
             read = pin_file.read_either(path)
-        except (CorruptLogError, OSError):
+        except (CorruptLogError, OSError) as raised:
+            files.pass_on(raised)
             read = None
         number = None if read is None else read.number
         found.append(LivePin(path, number, renewed_ms, _is_held(path)))
@@ -308,7 +312,7 @@ def _sweep(root: Path, now_ms: int, action: str | None) -> int:
             series = match[1] if match else ""
             is_earlier = own and match and series == own[1] and _batch(match) < _batch(own)
             is_over = all(abs(now_ms - ms) >= LEASE_MS for ms in (renewed_ms, changed_ms))
-            with contextlib.suppress(OSError):
+            with files.ignoring():
                 is_surplus = later[series] >= _LEASED_MAX and name != action
                 if not (is_earlier or is_over or is_surplus):
                     later[series] += 1
@@ -318,7 +322,7 @@ def _sweep(root: Path, now_ms: int, action: str | None) -> int:
         if ended:
             ended_pins.add(root, ended, now_ms)
         for name in gone:
-            with contextlib.suppress(OSError):
+            with files.ignoring():
                 files.remove(root / name)
     return len(gone)
 
@@ -334,7 +338,7 @@ def _is_held(path: Path) -> bool:
     Two processes that test at once may take each other for a reader, so a positive test is
     repeated. For a file that cannot be opened or locked, only its lease counts.
     """
-    with contextlib.suppress(OSError, StorageError):
+    with files.ignoring(StorageError):
         for name in dict.fromkeys((path, path.with_suffix(""))):
             lock = locks.FileLock(name, create=False)
             for attempt in range(_ASKS):

@@ -221,6 +221,7 @@ class LogScanner:
             try:
                 yield scan
             except OSError as fault:
+                files.pass_on(fault)
                 raise StorageError(
                     f"{path}: cannot be read at byte {scan.position}: {fault.strerror}"
                 ) from fault

@@ -70,7 +70,8 @@ class OpenSegmentFile(OpenSegment):
         """Whether the open file still is the one of its name: asked under the segments lock."""
         try:
             named = os.stat(self.files.log)
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             return False
         held = os.fstat(self._file.fd)
         return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)

@@ -113,6 +113,7 @@ def read_snapshot(directory: Path, offset: int) -> Producers:
             f"{path}: the producer snapshot at offset {offset} is missing"
         ) from fault
     except OSError as fault:
+        files.pass_on(fault)
         raise StorageError(f"{path}: cannot be read: {fault.strerror}") from fault
     return Producers(parse_snapshot(data, path), offset)
 

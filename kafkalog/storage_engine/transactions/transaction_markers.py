@@ -62,7 +62,8 @@ class Place(NamedTuple):
         try:
             with files.closing(files.open_to_read(path)) as fd:
                 data = files.read_at(fd, layout.BATCH_OVERHEAD, self.position)
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             return False
         return len(data) == layout.BATCH_OVERHEAD and parse_header(data, 0).crc == self.crc
 
@@ -173,7 +174,8 @@ def log_identity(
     try:
         found = directory.stat()
         topic_id = checkpoints.read_topic_id(directory)
-    except (OSError, StorageError):
+    except (OSError, StorageError) as raised:
+        files.pass_on(raised)
         return None
     closed = len(segments)
     while closed and segments[closed - 1].base_offset >= state.active_base:

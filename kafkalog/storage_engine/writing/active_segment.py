@@ -412,7 +412,8 @@ class ActiveSegment:
         """
         try:
             self.finish()
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             try:
                 files.write_at(self._log_fd, b"\0", self.size)
             finally:
@@ -504,6 +505,7 @@ def _truncate_durably(fd: int, size: int) -> None:
     files.truncate(fd, size)
     try:
         files.sync_file(fd)
-    except OSError:
+    except OSError as raised:
+        files.pass_on(raised)
         files.write_at(fd, tail, size)
         raise

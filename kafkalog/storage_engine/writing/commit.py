@@ -228,6 +228,7 @@ def remove_done(
                 if parts is not None and parts[1] <= last.get(parts[0], -1):
                     files.remove(directory / name)
     except OSError as fault:
+        files.pass_on(fault)
         _logger.warning("%s: staged files were not removed: %s", root, fault)
 
 

@@ -332,6 +332,7 @@ class Appender:
         try:
             producers = self.producers()
         except (CorruptLogError, StorageError, OSError) as fault:
+            files.pass_on(fault)
             # A broker can use the snapshot before; no record is lost without this one.
             _logger.warning("%s: no snapshot at %d: %s", self.directory, base_offset, fault)
             self._has_lost_producers = True

@@ -106,6 +106,7 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
             live = [segment.base_offset for segment in list_segments(appender.directory)]
             sweep_snapshots(appender.directory, {*live, state.producer_snapshot})
     except OSError as fault:
+        files.pass_on(fault)
         _logger.warning("%s: old producer snapshots remain: %s", appender.directory, fault)
 
 
@@ -122,6 +123,7 @@ class _RequestReader:
         try:
             piece = self._stream.read(min(size, self.remaining))
         except OSError as fault:
+            files.pass_on(fault)
             raise StorageError(f"{self.name}: cannot be read: {fault.strerror}") from fault
         self.remaining = self.remaining - len(piece) if piece else 0
         return piece
@@ -160,6 +162,7 @@ def _open_file(path: Path) -> IO[bytes]:
     try:
         return files.open_stream(path)
     except OSError as fault:
+        files.pass_on(fault)
         raise InvalidInputError(f"{path}: cannot be read: {fault.strerror}") from None
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, Self
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock as clocks
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.records.record_fields import Headers
@@ -343,6 +344,7 @@ class Producer:
                     self._engine, self._writer_id, is_ended=True, now_ms=self._clock()
                 )
         except (KafkaLogError, OSError) as fault:  # the log forgets it later, like a killed one
+            files.pass_on(fault)
             _log.warning("topic %r: a producer's end was not noted: %s", self.topic, fault)
 
     def _give_up(self, fault: BaseException) -> None:

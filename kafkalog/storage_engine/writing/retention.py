@@ -25,7 +25,7 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
@@ -249,4 +249,5 @@ def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
     try:
         checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
     except OSError as fault:
+        files.pass_on(fault)
         _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)

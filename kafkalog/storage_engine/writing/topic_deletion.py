@@ -58,6 +58,7 @@ def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> 
     try:
         finish_deletions(store, now_ms=now_ms, wait_for=wait_for)
     except (OSError, StorageError, LockedByBrokerError) as fault:
+        files.pass_on(fault)
         _logger.warning("%s: directories of deleted topics remain: %s", store.root, fault)
 
 
@@ -129,6 +130,7 @@ def _forget_cleaned(store: Store) -> None:
         try:
             checkpoints.write_cleaner_checkpoint(store.root, transaction.state)
         except OSError as fault:  # stale, but harmless: every later checkpoint leaves it out, too
+            files.pass_on(fault)
             _logger.warning("%s: the cleaner's checkpoint was not written: %s", store.root, fault)
 
 

@@ -147,6 +147,7 @@ class Transaction(LogChange):
             try:
                 self._appenders[key] = self._opened(topic, number, now_ms)
             except OSError as fault:
+                files.pass_on(fault)
                 if fault.errno != errno.EMFILE:
                     raise
                 if not self._close_opened() and not files.raise_descriptor_limit():
@@ -187,7 +188,8 @@ class Transaction(LogChange):
             return partition.Appender(directory, known.topic_id, state, config, now_ms)
         try:
             appender.active.reopen()
-        except OSError:
+        except OSError as raised:
+            files.pass_on(raised)
             appender.active.close()
             raise
         return appender
@@ -333,6 +335,7 @@ class Transaction(LogChange):
             directory = self._root / layout.partition_directory(topic, number)
             partition_directory.sync_truncation(directory, active_base)
         except OSError as fault:
+            files.pass_on(fault)
             if fault.errno == errno.EMFILE:  # not this partition's fault: see `appender`
                 raise
             self._uncertain[topic, number] = fault
@@ -351,7 +354,8 @@ class Transaction(LogChange):
         for appender in published.values():
             try:
                 appender.close()
-            except OSError:
+            except OSError as raised:
+                files.pass_on(raised)
                 _logger.exception("%s: a file could not be closed", appender.directory)
         self._kept.keep(published, self.state)
 
@@ -365,20 +369,22 @@ class Transaction(LogChange):
         in_doubt = isinstance(fault, CommitInDoubtError)
         for appender in self._appenders.values():
             try:
-                if in_doubt or not isinstance(fault, OSError):
+                if in_doubt or not files.is_systems(fault):
                     appender.close()  # the next holder truncates
                 else:
                     appender.abandon()
-            except OSError:
+            except OSError as raised:
+                files.pass_on(raised)
                 _logger.exception(
                     "%s: could not be truncated; the next commit does it", appender.directory
                 )
         self._appenders.clear()
         self._open.clear()
-        if isinstance(fault, OSError):
+        if files.is_systems(fault):
             try:
                 self._write_unsynced_again()
-            except OSError:
+            except OSError as raised:
+                files.pass_on(raised)
                 _logger.exception("%s: relaxed commits were not written again yet", self._root)
 
     def _write_unsynced_again(self) -> None:

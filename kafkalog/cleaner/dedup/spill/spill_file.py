@@ -35,6 +35,7 @@ class SpillFile:
             files.create(self.path)
             self._fd = files.open_to_write(self.path)
         except OSError as fault:
+            files.pass_on(fault)
             files.remove(self.path)
             raise self._fault(fault) from fault
 
@@ -50,6 +51,7 @@ class SpillFile:
         try:
             files.write_at(self._fd, words.data.cast("B"), 8 * first)
         except OSError as fault:
+            files.pass_on(fault)
             raise self._fault(fault) from fault
         self._on_moved(words.nbytes)
 

@@ -146,8 +146,10 @@ def _silence() -> None:
 
 def _complain(text: str) -> None:
     from kafkalog.cli.terminal.colours import styled
+    from kafkalog.cli.terminal.control_characters import escaped
 
-    sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {' '.join(text.split())}\n")
+    plain = escaped(" ".join(text.split()))
+    sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {plain}\n")
 
 
 def _verb(arguments: Sequence[str]) -> str:

@@ -60,7 +60,7 @@ def command(
             )
             continue
         state = styled(f"{check.state:<6}", _STYLES[check.state], sys.stdout)
-        print_line(f"{state}  {check.name:<13}  {check.found}")
+        print_line(f"  {check.name:<13}  {check.found}", begin=state)
         if check.advice is not None:
             print_line(f"{'':<23}{check.advice}")
     return status

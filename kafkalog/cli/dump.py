@@ -17,7 +17,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from kafkalog.cli.terminal.output import Encoding, encoder, note, print_json, print_line, progress
+from kafkalog.cli.terminal.control_characters import escaped
+from kafkalog.cli.terminal.output import (
+    Encoding,
+    encoder,
+    note,
+    print_json,
+    print_line,
+    progress,
+    text_encoder,
+)
 
 EXAMPLES: Final = (
     "kafkalog dump /data/shop/stock-0/00000000000000000000.log",
@@ -48,6 +57,9 @@ def command(
         typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning."),
     ] = 2**31 - 1,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Let a terminal get control characters as they are.")
+    ] = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> int:
     """Print the entries of each file in turn."""
@@ -63,7 +75,9 @@ def command(
         index_sanity_check=index_sanity_check,
         max_bytes=max_bytes,
     )
-    encode = encoder(encoding)
+    encode = encoder(encoding) if json else text_encoder(encoding, raw=raw)
+    if raw and json:
+        raise InvalidInputError("--raw and --json: give one of them, as JSON has its escapes")
     status = 0
     for path in files:
         if not path.is_file():
@@ -85,9 +99,12 @@ def command(
                     if (heading := dump_text.heading(entry)) and heading != title:
                         note(heading)
                     title = heading
-                    note(dump_text.line(entry, encode))
+                    note(escaped(dump_text.line(entry, encode)))
                 else:
-                    print_line(dump_text.line(entry, encode))
+                    text = dump_text.line(entry, encode)
+                    is_several = entry["type"] == "properties"
+                    for each in text.split("\n") if is_several else [text]:
+                        print_line(each, raw=raw)
     return status
 
 

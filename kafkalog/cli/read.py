@@ -10,9 +10,10 @@ it begins at the end, unless you give --from-beginning, --from-time or --start.
 --latest prints the latest record of each key, without tombstones. With --key this is a lookup,
 which reads little of a cleaned log.
 
-Without --json a record is a line of partition, offset, time, key and value. Tabs and newlines in
-them stay as they are, and a null prints as the text null. --json prints one object per record,
-which `append` accepts. If a key or a value is not UTF-8, --json needs --encoding base64 or hex;
+Without --json a record is a line of partition, offset, time, key and value. A null prints as the
+text null. Tabs, newlines and other control characters in them stay as they are in a pipe. On a
+terminal they are escaped, unless you give --raw. --json prints one object per record, which
+`append` accepts. If a key or a value is not UTF-8, --json needs --encoding base64 or hex;
 --key is given in that encoding.
 """
 
@@ -54,6 +55,12 @@ Format = Annotated[
     str | None, typer.Option("--format", metavar="FORMAT", help=FORMAT_HELP, show_default=False)
 ]
 """How a record is printed, instead of as a line of text."""
+
+
+Raw = Annotated[
+    bool, typer.Option("--raw", help="Let a terminal get control characters as they are.")
+]
+"""Whether a terminal gets what it would obey."""
 
 
 class IsolationLevel(StrEnum):
@@ -104,6 +111,7 @@ def command(
     ] = IsolationLevel.READ_COMMITTED,
     format: Format = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
+    raw: Raw = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
     """Print the records."""
@@ -118,7 +126,7 @@ def command(
         raise InvalidInputError("--follow does not end and --end does: give one of them")
     if format is not None and json:
         raise InvalidInputError("--format and --json: give one of them")
-    show = record_printer(encoding, format, json=json)
+    show = record_printer(encoding, format, json=json, raw=raw)
     wanted_key = None if key is None else decoded(key, encoding, "--key")
     with open_readable(path) as log:
         present = sorted(log.offsets(topic))

@@ -34,6 +34,7 @@ def command(
     ] = None,
     format: read.Format = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
+    raw: read.Raw = False,
     encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
 ) -> None:
     """Print the records."""
@@ -47,5 +48,6 @@ def command(
         follow=follow,
         format=format,
         json=json,
+        raw=raw,
         encoding=encoding,
     )

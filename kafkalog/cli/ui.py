@@ -2,9 +2,9 @@
 
 It shows each partition's segments to scale, their share of dead records, the dirty ratio beside its
 threshold, the cleanings, and the findings of `explain`. A table has a partition's records, a page
-at a time. The page follows the log. Nothing is written, and only this machine gets an answer
-(127.0.0.1). The server counts dead records by reading the log in the background; --no-count leaves
-that out.
+at a time. The page follows the log. Nothing is written. Only this machine gets an answer
+(127.0.0.1), and only who has the token in the address that is printed. The server counts dead
+records by reading the log in the background; --no-count leaves that out.
 
 For a log in an object store it shows the objects of each partition, those that no cleaner has
 regrouped yet, amplification, requests and their price. The page asks for the newest commit every
@@ -48,12 +48,12 @@ def command(
 ) -> None:
     """Serve the picture until a signal ends it."""
     from kafkalog.cli.picture.counts import is_counting
-    from kafkalog.cli.picture.server import HOST, serving
+    from kafkalog.cli.picture.server import serving
 
     counts_dead = is_counting(path, count)
     with stop_signals() as stop, open_readable(path) as log:
         log.state()  # an unreadable log fails here, not on the page
-        with serving(path, log, port, counts_dead=counts_dead) as chosen:
-            print_line(f"http://{HOST}:{chosen}/")
+        with serving(path, log, port, counts_dead=counts_dead) as served:
+            print_line(served.address)
             note(f"{path}: the picture is served; Ctrl-C ends it")
             stop.wait()

@@ -115,5 +115,5 @@ def _print(finding: Finding, *, json: bool) -> None:
             }
         )
     else:
-        shown = styled(kind, "red" if finding.is_damage else "yellow", sys.stdout)
-        print_line(f"{shown}: {finding}")
+        word = styled(kind, "red" if finding.is_damage else "yellow", sys.stdout)
+        print_line(f": {finding}", begin=word)

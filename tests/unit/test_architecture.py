@@ -358,6 +358,7 @@ def test_the_calls_on_files_are_in_file_system_alone() -> None:
     assert calls == {
         ("files.py", "open"),  # it opens through `file_system`
         ("host.py", "read_text"),  # of the system, not of a log
+        ("lock_wait.py", "read_text"),
         ("locks.py", "fcntl"),  # its constants
     }
 

@@ -1,16 +1,20 @@
 """Serves the picture on loopback: the page, the figures that it polls, and pages of records.
 
 Only a request that names a loopback host gets an answer. A web page whose name was made to point
-here (DNS rebinding) gets none.
+here (DNS rebinding) gets none. Other users of this machine can ask, too, so a request must have the
+token of the address that `kafkalog ui` prints. The page keeps it in a cookie, for what it asks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import parse_qs
 
 from kafkalog.cleaner.state.uncleanable import fault_reason
@@ -31,13 +35,28 @@ _LOOPBACK: Final = (HOST, "localhost")
 _COUNT_EVERY_S: Final = 2.0
 
 
+class Served(NamedTuple):
+    """Where the picture is served, and what lets one see it."""
+
+    port: int
+    token: str
+
+    @property
+    def address(self) -> str:
+        """The address to open; who has it reads the log."""
+        return f"http://{HOST}:{self.port}/?token={self.token}"
+
+
 class _Stopped(Exception):
     """The server ends, so a running count is useless."""
 
 
 @contextlib.contextmanager
-def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Iterator[int]:
-    """Serve the picture and yield the port (0: any free one); raises InvalidInputError if taken."""
+def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Iterator[Served]:
+    """Serve the picture and yield where (port 0: any free one).
+
+    Raises InvalidInputError if the port is taken.
+    """
     counts = Counts()
     try:
         server = _Server(
@@ -60,7 +79,7 @@ def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Itera
     for worker in workers:
         worker.start()
     try:
-        yield server.server_address[1]
+        yield Served(server.server_address[1], server.token)
     finally:
         stopped.set()
         server.shutdown()
@@ -93,6 +112,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self._figures = figures
         self.records = records
+        self.token = secrets.token_urlsafe(16)
         self._lock = threading.Lock()
 
     def figures(self) -> dict[str, Any]:
@@ -111,15 +131,19 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_local():
             self._answer(403, "text/plain", b"this page is served to this machine alone\n")
             return
-        path, _, query = self.path.partition("?")
+        path, _, text = self.path.partition("?")
+        query = parse_qs(text)
+        given = query.pop("token", [""])[-1]
+        if not (self._is_token(given) or self._is_token(self._cookie())):
+            reason = b"open the address that `kafkalog ui` prints, with its token\n"
+            self._answer(403, "text/plain", reason)
+            return
         if path not in ("/", "/figures.json", "/records.json"):
             self._answer(404, "text/plain", b"there is /, /figures.json and /records.json\n")
             return
         try:
-            if path == "/records.json":
-                found = self.server.records(parse_qs(query))
-            else:
-                found = self.server.figures()
+            server = self.server
+            found = server.records(query) if path == "/records.json" else server.figures()
         except (OSError, KafkaLogError) as fault:
             status = 400 if isinstance(fault, InvalidInputError) else 503
             reason = f"{fault_reason(fault)}\n".encode("utf-8", "replace")
@@ -136,6 +160,21 @@ class _Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host", "")
         return host.rpartition(":")[0] in _LOOPBACK or host in _LOOPBACK
 
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self.server.token.encode())
+
+    @property
+    def _cookie_name(self) -> str:
+        # The browser gives a host's cookies to all of its ports.
+        return f"kafkalog-{self.server.server_address[1]}"
+
+    def _cookie(self) -> str:
+        try:
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self._cookie_name)
+        except CookieError:
+            return ""
+        return "" if found is None else found.value
+
     def _answer(self, status: int, kind: str, content: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
@@ -143,6 +182,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("Content-Security-Policy", CONTENT_SECURITY)
         self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        if status == 200 and kind == "text/html":
+            cookie = f"{self._cookie_name}={self.server.token}; Path=/; HttpOnly; SameSite=Strict"
+            self.send_header("Set-Cookie", cookie)
         self.end_headers()
         if self.command != "HEAD":
             with contextlib.suppress(OSError):  # the reader has gone

@@ -7,6 +7,8 @@ import sys
 import traceback
 from typing import Any, Final
 
+from kafkalog.cli.terminal.control_characters import escaped
+
 _ROOT: Final = "kafkalog"
 _ENGINE: Final = "kafkalog.storage_engine.engine"
 _CLEANER: Final = "kafkalog.cleaner.schedule.partition_cleaner"
@@ -55,6 +57,6 @@ def _subject(record: logging.LogRecord) -> tuple[Any, ...]:
 
 
 def _print(record: logging.LogRecord) -> None:
-    sys.stderr.write(f"kafkalog: {' '.join(record.getMessage().split())}\n")
+    sys.stderr.write(f"kafkalog: {escaped(' '.join(record.getMessage().split()))}\n")
     if record.exc_info and record.exc_info[0] is not None:
         traceback.print_exception(*record.exc_info)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kafkalog.cli.terminal.colours import Style, is_terminal, styled
+from kafkalog.cli.terminal.control_characters import escaped, escaped_json, shown
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 
@@ -36,6 +37,12 @@ def encoder(encoding: Encoding) -> Callable[[bytes], str]:
     if encoding is Encoding.HEX:
         return lambda data: data.hex()
     return lambda data: data.decode("utf-8", "replace")
+
+
+def text_encoder(encoding: Encoding, *, raw: bool = False) -> Callable[[bytes], str]:
+    """Return a function from bytes to what is printed: safe for a terminal, unless it is `raw`."""
+    encode = encoder(encoding)
+    return encode if raw else lambda data: shown(encode(data))
 
 
 def decoded(text: str, encoding: Encoding, what: str) -> bytes:
@@ -60,7 +67,7 @@ def print_json(row: dict[str, Any]) -> None:
     """Print an object as one line."""
     # Use JSON's escapes, since those of the stream would not be JSON.
     is_ascii = (getattr(sys.stdout, "encoding", None) or "utf-8").lower() not in ("utf-8", "utf8")
-    print_line(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":")))
+    print_line(escaped_json(json.dumps(row, ensure_ascii=is_ascii, separators=(",", ":"))))
 
 
 def json_row(given: object, *names: str) -> dict[str, Any]:
@@ -73,8 +80,13 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def print_line(text: str) -> None:
-    """Print a line of data; text that UTF-8 lacks (half a surrogate pair) is escaped."""
+def print_line(text: str, *, begin: str = "", raw: bool = False) -> None:
+    """Print a line of data; text that UTF-8 lacks (half a surrogate pair) is escaped.
+
+    So is what a terminal would obey, unless the text is `raw`, or safe already. `begin`, which may
+    have a style, is printed before it.
+    """
+    text = begin + (text if raw else shown(text))
     with _told_faults():
         sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
 
@@ -116,8 +128,8 @@ def _told_faults() -> Iterator[None]:
 
 
 def note(text: str) -> None:
-    """Print a message on the standard error."""
-    sys.stderr.write(text + "\n")
+    """Print a message, of one line or several, on the standard error."""
+    sys.stderr.write(escaped(text, kept="\n\t") + "\n")
 
 
 def print_table(
@@ -139,17 +151,17 @@ def print_table(
             text.rjust(width) if is_number else text.ljust(width)
             for text, width, is_number in zip(cells, widths, are_numbers, strict=True)
         ]
-        shown = [
+        cells_shown = [
             text if kind is None else styled(text, kind, sys.stdout)
             for text, kind in zip(padded, kinds_of_cells, strict=True)
         ]
-        print_line("  ".join(shown).rstrip())
+        print_line("", begin="  ".join(cells_shown).rstrip())
 
 
 def _cell(value: object) -> str:
     if value is None:
         return ""
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return shown(f"{value:.3f}" if isinstance(value, float) else str(value))
 
 
 @contextlib.contextmanager

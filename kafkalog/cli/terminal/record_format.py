@@ -48,11 +48,18 @@ _PART: Final = re.compile(r"%(.?)|\\x([0-9a-fA-F]{2})|\\(.?)|([^%\\]+)", re.DOTA
 class RecordFormat:
     """A parsed format; raises InvalidInputError for a token or an escape that kcat does not have.
 
-    Keys, values and headers are written as their own bytes, or as `encode` gives them.
+    Keys, values and headers are written as their own bytes, or as `encode` gives them. `show`, if
+    given, makes what a record has safe for a terminal.
     """
 
-    def __init__(self, text: str, encode: Encode | None = None) -> None:
+    def __init__(
+        self,
+        text: str,
+        encode: Encode | None = None,
+        show: Callable[[str], str] | None = None,
+    ) -> None:
         self._encode = encode
+        self._show = show
         self._parts: list[bytes | _Write] = [self._part(found) for found in _PART.finditer(text)]
 
     def _part(self, found: re.Match[str]) -> bytes | _Write:
@@ -73,8 +80,14 @@ class RecordFormat:
     def line(self, row: Mapping[str, Any]) -> bytes:
         """Return a record's bytes; `row` has its columns, the timestamp in microseconds."""
         return b"".join(
-            part if isinstance(part, bytes) else part(row, self._text) for part in self._parts
+            part if isinstance(part, bytes) else self._shown(part(row, self._text))
+            for part in self._parts
         )
+
+    def _shown(self, data: bytes) -> bytes:
+        if self._show is None:
+            return data
+        return self._show(data.decode("utf-8", "replace")).encode()
 
     def _text(self, data: bytes | None) -> bytes:
         if data is None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.cli.terminal.output import Encoding, encoder, print_bytes, print_json, print_line
+from kafkalog.cli.terminal.control_characters import escaped
+from kafkalog.cli.terminal.output import (
+    Encoding,
+    encoder,
+    print_bytes,
+    print_json,
+    print_line,
+    text_encoder,
+)
 from kafkalog.cli.terminal.record_format import RecordFormat
 from kafkalog.cli.terminal.time_text import utc_text
+from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,17 +26,21 @@ _TIMESTAMP_TYPES: Final = {-1: "NoTimestampType", 0: "CreateTime", 1: "LogAppend
 
 
 def record_printer(
-    encoding: Encoding, format: str | None, *, json: bool
+    encoding: Encoding, format: str | None, *, json: bool, raw: bool = False
 ) -> Callable[[pa.RecordBatch], None]:
     """Return what prints records: as lines, in a format, or as JSON with their headers.
 
-    Raises InvalidInputError for a wrong format. The printer raises it if JSON would lose bytes.
+    A terminal gets no control characters from a record, unless they are wanted `raw`. Raises
+    InvalidInputError for a wrong format. The printer raises it if JSON would lose bytes.
     """
     if json:
+        if raw:
+            raise InvalidInputError("--raw and --json: give one of them, as JSON has its escapes")
         return lambda batch: _print_objects(batch, encoding)
     if format is None:
-        return lambda batch: _print_lines(batch, encoding)
-    form = RecordFormat(format, None if encoding is Encoding.UTF8 else encoder(encoding))
+        return lambda batch: _print_lines(batch, encoding, raw=raw)
+    encode = None if encoding is Encoding.UTF8 else encoder(encoding)
+    form = RecordFormat(format, encode, None if raw or not sys.stdout.isatty() else escaped)
     return lambda batch: _print_formatted(batch, form)
 
 
@@ -41,15 +55,15 @@ def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     return found
 
 
-def _print_lines(batch: pa.RecordBatch, encoding: Encoding) -> None:
-    encode = encoder(encoding)
+def _print_lines(batch: pa.RecordBatch, encoding: Encoding, *, raw: bool) -> None:
+    encode = text_encoder(encoding, raw=raw)
     columns = _columns(batch)
     names = ("partition", "offset", "timestamp", "key", "value")
     for number, offset, time_us, key, value in zip(*(columns[n] for n in names), strict=True):
         key_text, value_text = ("null" if item is None else encode(item) for item in (key, value))
         time_ms = time_us // 1000
         time_text = "-" if time_ms == -1 else utc_text(time_ms)
-        print_line(f"{number}\t{offset}\t{time_text}\t{key_text}\t{value_text}")
+        print_line(f"{number}\t{offset}\t{time_text}\t{key_text}\t{value_text}", raw=True)
 
 
 def _print_formatted(batch: pa.RecordBatch, form: RecordFormat) -> None:
@@ -91,8 +105,6 @@ def _text(data: bytes | None, encoding: Encoding, offset: int, what: str) -> str
         try:
             return data.decode()
         except UnicodeDecodeError:
-            from kafkalog.errors import InvalidInputError
-
             raise InvalidInputError(
                 f"offset {offset}: the {what} is not UTF-8; use --encoding base64 or hex"
             ) from None

@@ -84,9 +84,7 @@ def _described(pid: int) -> str:
         return "another thread of this process holds it"
     command, state = "", ""
     with contextlib.suppress(OSError):
-        command = (
-            Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        )
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     text = f"process {pid} ({command.strip()[:_COMMAND_MAX]}) holds it"
     if state in _STOPPED:

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import kafkalog as library
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page
-from kafkalog.cli.picture.server import HOST, serving
+from kafkalog.cli.picture.server import HOST, Served, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
@@ -278,8 +279,15 @@ def test_no_text_of_a_log_can_end_the_script(log: KafkaLog) -> None:
 # --- the server ----------------------------------------------------------------------------------
 
 
-def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection(HOST, port, timeout=120)
+def asked(served: Served, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    with_token = f"{path}{'&' if '?' in path else '?'}token={served.token}"
+    return asked_plainly(served, with_token, method, **headers)
+
+
+def asked_plainly(
+    served: Served, path: str, method: str = "GET", **headers: str
+) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(HOST, served.port, timeout=120)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -289,15 +297,15 @@ def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
 
 
 def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as port:
-        status, content = asked(port, "/")
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+        status, content = asked(served, "/")
         assert status == 200
         assert embedded(content)["status"] == shown(log)["status"]
         log.append("audit", [("a", "3")])
-        status, content = asked(port, "/figures.json")
+        status, content = asked(served, "/figures.json")
         assert (status, json.loads(content)["status"]) == (200, shown(log)["status"])
-        assert asked(port, "/etc/passwd")[0] == 404
-        assert asked(port, "/", "POST")[0] == 501
+        assert asked(served, "/etc/passwd")[0] == 404
+        assert asked(served, "/", "POST")[0] == 501
 
 
 def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
@@ -307,12 +315,12 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
 
     def page(**query: object) -> dict[str, Any]:
         text = "&".join(f"{name}={value}" for name, value in {"topic": "many", **query}.items())
-        status, content = asked(port, f"/records.json?{text}")
+        status, content = asked(served, f"/records.json?{text}")
         assert status == 200, content
         found: dict[str, Any] = json.loads(content)
         return found
 
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as port:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
         last = page(partition=0)
         assert (last["start"], last["next"], last["endOffset"]) == (38, None, 63)
         first = page(partition=0, start=0)
@@ -325,25 +333,57 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
         latest = page(partition=0, latest=1)
         keys = [row["key"] for row in latest["records"]]
         assert sorted(keys) == ["bytes", *(f"k{n}" for n in range(7)), "long"]
-        assert asked(port, "/records.json?topic=many")[0] == 400
-        assert asked(port, "/records.json?topic=many&partition=7")[0] == 400
-        assert asked(port, "/records.json?topic=none&partition=0")[0] in (400, 503)
-        assert asked(port, "/records.json?topic=many&partition=0&start=x")[0] == 400
+        assert asked(served, "/records.json?topic=many")[0] == 400
+        assert asked(served, "/records.json?topic=many&partition=7")[0] == 400
+        assert asked(served, "/records.json?topic=none&partition=0")[0] in (400, 503)
+        assert asked(served, "/records.json?topic=many&partition=0&start=x")[0] == 400
 
 
 def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as port:
-        for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example"):
-            status, content = asked(port, "/figures.json", Host=name)
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+        for name in ("evil.example", f"evil.example:{served.port}", "127.0.0.1.evil.example"):
+            status, content = asked(served, "/figures.json", Host=name)
             assert (status, b"stock" in content) == (403, False)
-        assert asked(port, "/", Host=f"localhost:{port}")[0] == 200
+        assert asked(served, "/", Host=f"localhost:{served.port}")[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/figures.json", "/records.json?topic=stock&partition=0"])
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_who_has_not_the_token_of_the_printed_address_gets_nothing(
+    path: str, method: str, log: KafkaLog
+) -> None:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+        name, sign = f"kafkalog-{served.port}", "&" if "?" in path else "?"
+        wrong = ["", "token=", "token=x", f"token={served.token[:-1]}", f"token={served.token}x"]
+        for query in [*wrong, f"token={served.token}&token=x", "token=%ff"]:
+            for cookie in ("", f"{name}=x", "kafkalog-1=" + served.token, f"{name}", "=;;=\x7f"):
+                status, content = asked_plainly(
+                    served, f"{path}{sign}{query}", method, Cookie=cookie
+                )
+                assert (status, b"stock" in content) == (403, False)
+        assert asked_plainly(served, path, method, Cookie=f"{name}={served.token}")[0] == 200
+        assert asked(served, path, method)[0] == 200
+
+
+def test_each_server_has_a_token_of_its_own_and_the_page_gives_it_to_the_browser(
+    log: KafkaLog,
+) -> None:
+    with (
+        serving(str(log.root), engine_of(log), 0, counts_dead=False) as one,
+        serving(str(log.root), engine_of(log), 0, counts_dead=False) as other,
+    ):
+        assert len(one.token) >= 20 and one.token != other.token
+        assert asked_plainly(one, f"/?token={other.token}")[0] == 403
+        jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        assert jar.open(one.address).status == 200
+        assert jar.open(f"http://{HOST}:{one.port}/figures.json").status == 200
 
 
 def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
     with (
-        serving(str(log.root), engine_of(log), 0, counts_dead=False) as port,
-        pytest.raises(InvalidInputError, match=f"port {port} of 127.0.0.1: .*try another"),
-        serving(str(log.root), engine_of(log), port, counts_dead=False),
+        serving(str(log.root), engine_of(log), 0, counts_dead=False) as served,
+        pytest.raises(InvalidInputError, match=f"port {served.port} of 127.0.0.1: .*try another"),
+        serving(str(log.root), engine_of(log), served.port, counts_dead=False),
     ):
         pass
 
@@ -357,9 +397,9 @@ def test_a_log_that_cannot_be_read_is_not_served(tmp_path: Path, kafkalog: Comma
 
 
 def test_the_server_counts_in_the_background(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=True) as port:
+    with serving(str(log.root), engine_of(log), 0, counts_dead=True) as served:
         for _ in range(600):
-            found = json.loads(asked(port, "/figures.json")[1])
+            found = json.loads(asked(served, "/figures.json")[1])
             if all(
                 segment["records"] is not None
                 for one in found["partitions"]

@@ -16,7 +16,7 @@ from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page as make_page
-from kafkalog.cli.picture.server import HOST, serving
+from kafkalog.cli.picture.server import HOST, Served, serving
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
@@ -69,27 +69,27 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
     """Open the served page; nothing may go wrong in it, and nothing may be asked of others."""
     faults: list[str] = []
     contexts: list[Any] = []
-    servers: list[AbstractContextManager[int]] = []
+    servers: list[AbstractContextManager[Served]] = []
 
     def open_page(path: str = "", stored: LogEngine | None = None, **settings: Any) -> Any:
         if stored is None:
             path, stored = str(log.root), engine_of(log)
         server = serving(path, stored, 0, counts_dead=not is_store_url(path))
-        port = server.__enter__()
+        served = server.__enter__()
         servers.append(server)
         context = browser.new_context(**settings)
         contexts.append(context)
         page = context.new_page()
         page.on("pageerror", lambda fault: faults.append(str(fault)))
         page.on("console", lambda line: faults.append(line.text) if is_fault(line) else None)
-        home = f"http://{HOST}:{port}/"
+        home = f"http://{HOST}:{served.port}/"
         page.on(
             "request",
             lambda asked: (
                 None if asked.url.startswith((home, "data:")) else faults.append(asked.url)
             ),
         )
-        page.goto(home)
+        page.goto(served.address)
         return page
 
     yield open_page

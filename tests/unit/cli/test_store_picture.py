@@ -106,14 +106,14 @@ def test_the_page_costs_one_request_while_nothing_changes(url: str) -> None:
 
 
 def test_the_server_gives_pages_of_records_of_an_object_store(url: str) -> None:
-    with serving(url, ObjectLog(url, read_only=True), 0, counts_dead=False) as port:
-        assert embedded(asked(port, "/")[1])["path"] == url
-        page = json.loads(asked(port, "/records.json?topic=audit&partition=0")[1])
+    with serving(url, ObjectLog(url, read_only=True), 0, counts_dead=False) as served:
+        assert embedded(asked(served, "/")[1])["path"] == url
+        page = json.loads(asked(served, "/records.json?topic=audit&partition=0")[1])
         assert [row["value"] for row in page["records"]] == ["0", "1", "2"]
         query = "/records.json?topic=stock&partition=1&latest=1"
-        page = json.loads(asked(port, query)[1])
+        page = json.loads(asked(served, query)[1])
         assert {row["value"] for row in page["records"]} == {"2"}
-        assert asked(port, "/records.json?topic=audit&partition=4")[0] == 400
+        assert asked(served, "/records.json?topic=audit&partition=4")[0] == 400
 
 
 def test_the_page_of_an_object_store_is_written_as_a_file(

@@ -51,7 +51,8 @@ def read_plan(
 def _entry(directory: Path, batch_id: int) -> OffsetLogEntry | None:
     try:
         return OffsetLogEntry.parse(files.read_file(directory / "offsets" / str(batch_id)).decode())
-    except (OSError, ValueError):
+    except (OSError, ValueError) as raised:
+        files.pass_on(raised)
         return None
 
 
@@ -72,7 +73,7 @@ def _ends(directory: Path, entry: OffsetLogEntry | None) -> str | None:
 
 def _list(log: Path, number: int) -> str | None:
     for name in (str(number), f"{number}.compact"):
-        with suppress(OSError, ValueError):
+        with files.ignoring(ValueError):
             return listed_files(files.read_file(log / name).decode(), number)
     return None
 

@@ -95,6 +95,7 @@ class PartitionCleaner:
         except LockedByBrokerError:
             raise
         except Exception as fault:  # the lock failed, or the topic is gone
+            files.pass_on(fault)
             if not self.engine.has_topic(topic, known.topic_id):
                 return None
             stats.error = self._mark(topic, partition, fault)
@@ -161,6 +162,7 @@ class PartitionCleaner:
         except (CleaningAborted, LockedByBrokerError):
             raise
         except Exception as fault:  # no error may stop the other partitions
+            files.pass_on(fault)
             if not self.engine.has_topic(stats.topic, topic_id):
                 raise
             stats.error = self._mark(stats.topic, stats.partition, fault)

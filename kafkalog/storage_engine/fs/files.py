@@ -68,9 +68,10 @@ def pass_on(fault: BaseException) -> None:
     """Raise an OSError again that the system did not raise; call it wherever one is caught.
 
     A user's signal handler may raise one (TimeoutError is an OSError) while a call of ours waits.
-    It has no errno, and is for the user.
+    It has no errno, and is for the user. Only the main thread runs such handlers.
     """
-    if isinstance(fault, OSError) and not is_systems(fault):
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and isinstance(fault, OSError) and not is_systems(fault):
         raise fault
 
 

@@ -90,12 +90,18 @@ def test_a_reader_behind_a_writer_names_the_process_for_which_both_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     patient = locks.SegmentsLock(tmp_path, patience_s=60)
+
+    def write() -> None:
+        with patient.exclusive():
+            pass
+
     with held(tmp_path / "kl-segments.lock") as pid:
-        thread = threading.Thread(target=patient.exclusive().__enter__, daemon=True)
+        thread = threading.Thread(target=write, daemon=True)
         thread.start()
         while not locks.FileLock(tmp_path / "kl-segments.turnstile").is_held_alone():
             time.sleep(0.01)
         text = message_of(caplog, locks.SegmentsLock(tmp_path, patience_s=0.02).shared)
+    thread.join(60)
     assert "another thread of this process holds it and process" in text
     assert f"process {pid} (" in text and "stopped" not in text
 

@@ -31,6 +31,7 @@ HOUR = 3_600_000
 HEADER = struct.Struct(">qiiBIhiqqqhii")
 """Base offset, length, epoch, magic, CRC, attributes, last delta, base and largest time, producer,
 its epoch, sequence, count."""
+SEEDS = [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 90))]
 HAS_HORIZON = 1 << 6
 
 
@@ -254,7 +255,7 @@ CHECKS: dict[str, Callable[[State, Reason], None]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_claim_about_a_drawn_state_is_true(tmp_path: Path, seed: int) -> None:
     with contextlib.ExitStack() as held:
         state = drawn(tmp_path, random.Random(seed), held)
@@ -275,7 +276,7 @@ def test_each_claim_about_a_drawn_state_is_true(tmp_path: Path, seed: int) -> No
         assert (stats is not None) == told.is_due
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_is_said_of_the_next_append_and_the_next_try_happens(
     tmp_path: Path, seed: int
 ) -> None:
@@ -288,7 +289,7 @@ def test_what_is_said_of_the_next_append_and_the_next_try_happens(
                 check_uncleanable(state, one)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_each_remedy_of_a_drawn_state_helps(
     tmp_path: Path, seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -134,7 +134,12 @@ class Deadline(OSError):
 
 @pytest.mark.parametrize(
     "fault",
-    [TimeoutError("my own deadline"), Deadline("enough"), KeyboardInterrupt(), ConnectionError()],
+    [
+        TimeoutError("my own deadline"),
+        pytest.param(Deadline("enough"), marks=pytest.mark.slow),
+        KeyboardInterrupt(),
+        pytest.param(ConnectionError(), marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("lock", ["kl-commit.lock", "t-0/kl-segments.lock"])
 @pytest.mark.parametrize("act", ["append", "clean", "read"])

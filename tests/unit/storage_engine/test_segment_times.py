@@ -324,7 +324,6 @@ def test_a_header_that_was_damaged_deletes_no_young_record(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.chosen
-@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -95,6 +95,7 @@ def copy(
     *,
     source_options: Mapping[str, str] | None = None,
     destination_options: Mapping[str, str] | None = None,
+    config: Mapping[str, Mapping[str, str]] | None = None,
     now_ms: int | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[CopiedPartition]:
@@ -103,9 +104,11 @@ def copy(
     Both are directories or URLs, as for `open`, with `store.*` options of their own. The source may
     be a broker's directory, or several. Offsets with their gaps, timestamps, headers, producers,
     transactions and log starts stay, as do ids and configs of topics that the destination does not
-    have. `progress` is called with how many offsets are done, and of how many. Returns what was
-    added per partition. Raises InvalidInputError for a destination that is not a copy of the
-    source, UnknownTopicError, CorruptBatchError, StorageError. The commits before the error stay.
+    have. `config` has the configs that a broker's topics had, by topic, or by `*` for all, where
+    the directory does not tell. `progress` is called with how many offsets are done, and of how
+    many. Returns what was added per partition. Raises InvalidInputError for a destination that is
+    not a copy of the source, UnknownTopicError, CorruptBatchError, StorageError. The commits before
+    the error stay.
     """
     from kafkalog.storage_engine.copying import copy as copying
     from kafkalog.storage_engine.log.log_engine import now_of
@@ -115,7 +118,8 @@ def copy(
         open_engine(source, read_only=True, create=False, options=source_options) as origin,
         open_engine(destination, options=destination_options) as target,
     ):
-        return copying.copy(origin, target, topics, now_ms=now_of(now_ms), progress=progress)
+        at_ms = now_of(now_ms)
+        return copying.copy(origin, target, topics, now_ms=at_ms, config=config, progress=progress)
 
 
 def __dir__() -> list[str]:

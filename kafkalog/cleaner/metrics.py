@@ -156,7 +156,7 @@ def _of_uncleanable(partitions: list[PartitionStatus]) -> _Figures:
 def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
     from prometheus_client.core import GaugeMetricFamily
 
-    compacted = [one for one in partitions if one.state != "not compacted"]
+    compacted = [one for one in partitions if one.state not in ("not compacted", "policy unknown")]
     for name, text in (
         ("clean_bytes", "Bytes that hold each key once."),
         ("dirty_bytes", "Bytes that a cleaning would treat as new."),

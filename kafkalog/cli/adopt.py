@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import LogPath
-from kafkalog.cli.terminal.config_text import config_value
+from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
     json_row,
@@ -49,7 +49,7 @@ def command(
     from kafkalog.storage_engine.broker import adopt as adopts
     from kafkalog.storage_engine.fs import clock
 
-    given = _topic_configs(config or [])
+    given = topic_configs(config or [])
     with share_progress("adopting") as show:
         report = adopts.adopt(
             Path(path),
@@ -72,17 +72,3 @@ def command(
     word = "is kafkalog's already" if report.adopted_already else "is adopted"
     topics, partitions = counted(len(report.topics), "topic"), report.partitions
     print_line(f"{report.root} {word}: {topics}, {counted(partitions, 'partition')}")
-
-
-def _topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
-    from kafkalog.errors import InvalidInputError
-
-    found: dict[str, dict[str, str]] = {}
-    for text in given:
-        topic, colon, rest = text.partition(":")
-        name, equals, value = rest.partition("=")
-        if not (topic and colon and name and equals):
-            raise InvalidInputError(f"config {text!r}: expected topic:name=value")
-        name = name.strip()
-        found.setdefault(topic, {})[name] = config_value(name, value.strip())
-    return found

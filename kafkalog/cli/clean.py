@@ -106,7 +106,10 @@ def _pinned(log: LogEngine, topic: str | None, ends: Mapping[tuple[str, int], in
         return lines
     pins = LivePins(log.root, clock.now_ms(), held_only=True)
     for status in _statuses(log):
-        if topic in (None, status.topic) and status.state != "not compacted":
+        if topic in (None, status.topic) and status.state not in (
+            "not compacted",
+            "policy unknown",
+        ):
             topic_id = log.describe(status.topic).topic_id
             offset = pins.limit(status.topic, topic_id, status.partition)
             offset = max(offset, status.first_dirty_offset)
@@ -139,7 +142,10 @@ def _bytes_to_read(log: LogEngine, topic: str | None, force: bool) -> int:
     """Return the bytes of the two passes: the dirty section, then all segments to rewrite."""
     total = 0
     for status in _statuses(log):
-        if topic in (None, status.topic) and status.state != "not compacted":
+        if topic in (None, status.topic) and status.state not in (
+            "not compacted",
+            "policy unknown",
+        ):
             if force:
                 total += status.clean_bytes + 2 * (status.dirty_bytes + status.uncleanable_bytes)
             elif status.state == "dirty":

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from kafkalog.cli.app.arguments import TOPIC_HELP, topic_names
+from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
     json_row,
@@ -52,6 +53,14 @@ def command(
             autocompletion=topic_names,
         ),
     ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--config",
+            metavar="TOPIC:NAME=VALUE",
+            help="A config that a broker's topic had; * for all topics; repeatable.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Copy, and print what was added to each partition."""
@@ -59,12 +68,13 @@ def command(
     from kafkalog.storage_engine.copying.copy import copy
     from kafkalog.storage_engine.fs import clock
 
+    given = topic_configs(config or [])
     with (
         open_readable(source) as origin,
         open_writable(destination, create=True) as target,
         share_progress("copying") as show,
     ):
-        copied = copy(origin, target, topic, now_ms=clock.now_ms(), progress=show)
+        copied = copy(origin, target, topic, now_ms=clock.now_ms(), config=given, progress=show)
     if json:
         for each in copied:
             print_json(json_row(each, *_NAMES))

@@ -5,7 +5,8 @@ when they are kept. It also lists snapshot pins of readers, and the cleaners.
 
 For each partition it prints the offsets, the bytes of its .log files, the dirty ratio, tombstones
 that wait for their delete horizon, and the last cleaning. The state is clean (nothing is dirty),
-dirty (the cleaner will come), not due or uncleanable with the reason, paused, or not compacted.
+dirty (the cleaner will come), not due or uncleanable with the reason, paused, not compacted, or
+policy unknown (a broker's topic).
 `kafkalog explain` says more. A partition that cannot be read has a line with the reason. No records
 are read.
 

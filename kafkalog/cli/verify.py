@@ -81,12 +81,12 @@ def _of_directories(
     from kafkalog.inspection.verify import has_topic, log_size, verify
     from kafkalog.storage_engine.metadata import address
 
-    roots = address.directories(path)
+    roots = every = address.directories(path)
     if topic is not None and len(roots) > 1:  # a topic may be in some of the roots
         roots = [root for root in roots if has_topic(root, topic)] or roots[:1]
 
     def check(root: Path) -> _Check:
-        return lambda advance: verify(root, topic, deep=deep, progress=advance)
+        return lambda advance: verify(root, topic, deep=deep, progress=advance, beside=every)
 
     return lambda: sum(log_size(root, topic) for root in roots), [*map(check, roots)]
 

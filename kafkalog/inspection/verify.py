@@ -10,8 +10,9 @@ indexes: these are notices, because the broker's next start or `adopt` repairs t
 
 from __future__ import annotations
 
+import dataclasses
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,8 +26,11 @@ from kafkalog.errors import (
 from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
+from kafkalog.storage_engine.broker.found_partitions import find_partitions, topics_in_metadata
+from kafkalog.storage_engine.broker.loader import remote_notice
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
@@ -46,7 +50,8 @@ _ROOT_NAMES: Final = (
 _ASIDE: Final = ("-delete", "-stray", "-future")
 _DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, *files.NOT_REGULAR}
 """Errors that mean lost or damaged data; any other error only prevents the check."""
-_Checkpoints = Mapping[str, Mapping[tuple[str, int], int]]
+_Key = tuple[str, int]
+_Checkpoints = Mapping[str, Mapping[_Key, int]]
 
 
 def _ignore(_: int) -> None:
@@ -59,21 +64,25 @@ def verify(
     *,
     deep: bool = False,
     progress: Callable[[int], None] = _ignore,
+    beside: Sequence[Path] = (),
+    now_ms: int | None = None,
 ) -> Iterator[Finding]:
     """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
 
-    `progress` receives the bytes of `.log` files read since its last call. Raises InvalidInputError
-    for a path without a log, UnknownTopicError, and at the end StorageError if a file could not be
-    checked.
+    `beside` are all log directories of a broker, if there are more. `progress` receives the bytes
+    of `.log` files read since its last call. `now_ms` is the present (epoch ms), by default the
+    clock's. Raises InvalidInputError for a path without a log, UnknownTopicError, and at the end
+    StorageError if a file could not be checked.
     """
     root = root.absolute()
     if not root.is_dir():
         raise InvalidInputError(f"{root}: no such directory")
     faults: list[str] = []
+    at_ms = clock.now_ms() if now_ms is None else now_ms
     if _is_partition(root):
-        yield from _partition(PartitionFiles(root), deep, progress, faults)
+        yield from _partition(PartitionFiles(root, now_ms=at_ms), deep, progress, faults)
     else:
-        yield from _root(root, topic, deep, progress, faults)
+        yield from _root(root, topic, deep, progress, faults, beside=beside, now_ms=at_ms)
     if faults:
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise StorageError(f"{faults[0]}: this could not be checked{more}")
@@ -85,6 +94,9 @@ def _root(
     deep: bool,
     progress: Callable[[int], None],
     faults: list[str],
+    *,
+    beside: Sequence[Path],
+    now_ms: int,
 ) -> Iterator[Finding]:
     state, journal = None, journal_of(root)
     if journal.path.exists():
@@ -94,6 +106,7 @@ def _root(
         raise InvalidInputError(
             f"{root}: no log here: neither a `{layout.COMMIT}` file nor "
             f"{layout.META_PROPERTIES}, nor a partition's directory with a segment"
+            f"{directory_signs.nearby(root)}"
         )
     elif _has_lost_journal(root):
         expected = "the journal, which says what is committed"
@@ -108,18 +121,36 @@ def _root(
         checkpoints[name] = {}
         yield from _read_checkpoint(root / name, checkpoints[name], faults)
     points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]
+    aside: Mapping[Path, tuple[_Key, str]] = {}
+    if state is None:
+        aside = _set_aside([root, *(each for each in beside if each != root)])
     for partition in sorted(present):
         if topic in (None, partition[0]):
+            path = root / layout.partition_directory(*partition)
+            if path in aside:
+                expected = "a partition of the log"
+                yield Finding(path, 0, expected, f"one set aside: {aside[path][1]}", False)
+                continue
             files = _files_of(root, partition, state, points, journal)
             if files is None:
-                path = root / layout.partition_directory(*partition)
                 left = "what is left of one that was deleted" if partition[0] in deleted else "none"
                 yield Finding(path, 0, "a topic of the journal", left, is_damage=False)
             else:
+                files = dataclasses.replace(files, now_ms=now_ms)
                 yield from _partition(files, deep, progress, faults)
     yield from _compare_checkpoints(root, checkpoints, present, topic, deleted)
+    if state is None:
+        starts = checkpoints[layout.LOG_START_CHECKPOINT]
+        shown = {key for key in present if topic in (None, key[0])}
+        yield from _remote(root, starts, shown)
     if topic is None:
-        yield from _foreign(root, state)
+        yield from _foreign(root, state, aside)
+
+
+def _set_aside(roots: Sequence[Path]) -> Mapping[Path, tuple[_Key, str]]:
+    """Return the directories that a broker's log does without, as readers decide it."""
+    metadata, _ = topics_in_metadata(roots)
+    return find_partitions(roots, metadata).set_aside
 
 
 def log_size(root: Path, topic: str | None = None) -> int:
@@ -211,7 +242,7 @@ def _files_of(
         point = None if is_clean else recovery_points.get(partition, 0)
         return PartitionFiles(directory, recovery_point=point)
     topic = state.topics.get(partition[0])
-    if topic is None or partition[1] >= len(topic.partitions):
+    if topic is None or not topic.is_here(partition[1]):
         return None
     return PartitionFiles(
         directory,
@@ -333,13 +364,28 @@ def _compare_checkpoints(
                 yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
 
 
+def _remote(root: Path, starts: Mapping[_Key, int], shown: Collection[_Key]) -> Iterator[Finding]:
+    """Report logs that begin above their log start: their first records are elsewhere."""
+    for key, start in sorted(starts.items()):
+        directory = root / layout.partition_directory(*key)
+        if key not in shown or not directory.is_dir():
+            continue
+        bases = layout.base_offsets(files.list_names(directory), layout.LOG)
+        if bases and start < bases[0]:
+            expected = f"the segment of the checkpointed log start, {start}"
+            found = remote_notice(start, bases[0])
+            yield Finding(directory, 0, expected, found, is_damage=False)
+
+
 def _deleted_directories(state: State) -> Iterator[str]:
     for deleted in state.deleting.values():
         for number in range(deleted.partitions):
             yield layout.deleted_directory(deleted.name, number, deleted.topic_id)
 
 
-def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
+def _foreign(
+    root: Path, state: State | None, aside: Mapping[Path, tuple[_Key, str]]
+) -> Iterator[Finding]:
     """Report what is neither Kafka's nor ours, and directories that were set aside for good."""
     removed = set() if state is None else set(_deleted_directories(state))
     with files.scan(root) as entries:
@@ -354,6 +400,8 @@ def _foreign(root: Path, state: State | None) -> Iterator[Finding]:
             if name not in removed and (state is not None or not name.endswith("-delete")):
                 expected = "partitions in use"
                 found = "one that a broker has set aside"
+                if root / name in aside:
+                    found += f": {aside[root / name][1]}"
                 yield Finding(root / name, 0, expected, found, is_damage=False)
             continue
         owner = "a log's files alone" if state is not None else "a broker's files alone"

@@ -35,6 +35,8 @@ from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapsho
 
 _TRIES: Final = 100
 """Attempts to list a directory while a broker removes files from it."""
+_CLOCK_SLACK_MS: Final = 3_600_000
+"""How far ahead a producer's clock may be: Kafka's message.timestamp.after.max.ms."""
 _KNOWN: Final = (
     layout.PARTITION_METADATA,
     layout.LEADER_EPOCH_CHECKPOINT,
@@ -59,6 +61,8 @@ class PartitionFiles:
     recovery_point: int | None = None
     load_number: Callable[[], int] = lambda: layout.INT64_MAX
     """Returns the number of the journal's last record."""
+    now_ms: int = layout.INT64_MAX
+    """The present (epoch ms): records of later times are noticed."""
 
 
 @dataclass(slots=True)
@@ -121,6 +125,7 @@ def verify_partition(
     yield from _against_journal(partition, last, log)
     yield from _snapshots(partition, last)
     yield from verify_key_indexes(directory)
+    yield from _future_times(partition, log)
     end = log.last_offset + 1 if last is not None else None
     yield from _epochs_within(partition, log, end)
 
@@ -287,6 +292,19 @@ def _against_journal(
     if state.last_stable_offset > max(stable, state.log_start_offset):
         expected = f"a last stable offset of at most {stable}, where an open transaction begins"
         yield Finding(path, 0, expected, f"{state.last_stable_offset}, in the journal")
+
+
+def _future_times(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]:
+    """Report records of the future: retention by time waits for them (KAFKA-18929)."""
+    if log.latest_ms > partition.now_ms + _CLOCK_SLACK_MS:
+        yield Finding(
+            log.latest_path,
+            0,
+            f"timestamps up to the present, {partition.now_ms}",
+            f"{log.latest_ms}: until retention.ms after that time, retention by time deletes "
+            "neither this segment nor a later one",
+            is_damage=False,
+        )
 
 
 # --- the other files -----------------------------------------------------------------------------

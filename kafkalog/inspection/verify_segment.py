@@ -38,6 +38,9 @@ class LogCheck:
     """Last offset of the last batch."""
     end_position: int = 0
     """Byte after the last whole batch of the last segment."""
+    latest_ms: int = layout.NO_TIMESTAMP
+    """The largest timestamp of all sound batches, and the file that has it."""
+    latest_path: Path = Path()
     deep: bool = False
     progress: Callable[[int], None] = lambda _: None
     """Receives the bytes of `.log` files read since its last call."""
@@ -86,6 +89,9 @@ class SegmentCheck:
                 yield from index.compare(positions, table.last_offsets, self.scan.position)
                 yield from times.compare(table.last_offsets, table.max_timestamps)
             has_times = has_times or bool((table.max_timestamps >= 0).any())
+            latest_ms = int(table.max_timestamps[chunk.is_valid].max(initial=log.latest_ms))
+            if latest_ms > log.latest_ms:
+                log.latest_ms, log.latest_path = latest_ms, self.path
             yield from log.transactions.follow(chunk)
             yield from self._epochs(chunk, log)
             if log.deep:

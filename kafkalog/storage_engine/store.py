@@ -119,6 +119,17 @@ class Store(LogStore):
             return self._brokers.directory(topic, partition)
         return self.root / layout.partition_directory(topic, partition)
 
+    def cleaned_to(self, topic: str, partition: int) -> int:
+        """Return the offset below which a cleaning may have removed records."""
+        if self._brokers is not None:
+            return self._brokers.cleaned_to(topic, partition)
+        return super().cleaned_to(topic, partition)
+
+    def why_absent(self, topic: str, partition: int) -> str:
+        """Return why a partition that the topic has cannot be read here."""
+        reason = None if self._brokers is None else self._brokers.set_aside(topic, partition)
+        return reason or super().why_absent(topic, partition)
+
     def listing_lock(self, directory: Path) -> contextlib.AbstractContextManager[None]:
         """Keep a partition's set of files as it is; of a broker's it is not ours to do so."""
         if self._brokers is not None:
@@ -258,6 +269,9 @@ class Store(LogStore):
 
     def leader_epoch_at(self, topic: str, partition: int, offset: int) -> int:
         """Return the leader epoch of an existing or future offset, or -1."""
+        if self._brokers is not None:
+            found = list(self._brokers.loaded(topic, partition).leader_epochs)
+            return max((epoch for epoch, start in found if start <= offset), default=-1)
         high_watermark = self.describe(topic).partitions[partition].high_watermark
         found = checkpoints.read_leader_epochs(self.partition_directory(topic, partition))
         epochs = leader_epochs.committed(found, high_watermark)

@@ -38,7 +38,7 @@ class PartitionStatus:
     """dirty_bytes / (clean_bytes + dirty_bytes); compared with min.cleanable.dirty.ratio."""
     state: str
     """`clean` (nothing in it is dirty), `not due`, `dirty` (the cleaner will come), `uncleanable`,
-    `paused`, or `not compacted`."""
+    `paused`, `not compacted`, or `policy unknown` (a broker's topic)."""
     reason: str | None = None
     """Why it is uncleanable or not due, as `explain` says it first."""
     reason_code: str | None = None
@@ -82,9 +82,12 @@ def status(
 def _readable(engine: Engine, plans: Plans, topic: str, partition: int) -> PartitionStatus:
     log, state = plans.of(topic, partition)
     mark = read_uncleanable(log.directory)
+    known = plans.state.topics[topic]
     word = _word(log, state, is_marked=mark is not None, is_paused=is_paused(log.directory))
     first = next(waits(engine, log, state, plans), None) if word == "not due" else None
     reason = None if mark is None else mark.reason
+    if not known.knows_defaults and not known.config.get("cleanup.policy"):
+        word = "policy unknown"
     last = read_last_cleaning(log.directory)
     return PartitionStatus(
         topic=topic,

@@ -58,3 +58,18 @@ def _shown(name: str, value: str) -> str:
 
 def _units(name: str) -> Mapping[str, int]:
     return next((units for end, units in _KINDS.items() if name.endswith(end)), {})
+
+
+def topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
+    """Return the configs by topic of arguments `topic:name=value`; raises InvalidInputError."""
+    from kafkalog.errors import InvalidInputError
+
+    found: dict[str, dict[str, str]] = {}
+    for text in given:
+        topic, colon, rest = text.partition(":")
+        name, equals, value = rest.partition("=")
+        if not (topic and colon and name and equals):
+            raise InvalidInputError(f"config {text!r}: expected topic:name=value")
+        name = name.strip()
+        found.setdefault(topic, {})[name] = config_value(name, value.strip())
+    return found

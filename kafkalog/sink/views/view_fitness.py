@@ -12,7 +12,6 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.upsert import Upsert
 from kafkalog.sink.views.generations import Generations
-from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
 __all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild", "recreation"]
@@ -102,8 +101,9 @@ def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> st
     A tombstone is kept for `delete.retention.ms` after it was first cleaned. If the table's
     position is older than that and the cleaner has passed it, the table may have missed a deletion.
     """
-    retention_ms = TopicConfig.parse(dict(topic.config)).delete_retention_ms
-    is_late = now_ms - position.time_ms > retention_ms
+    retention_ms = topic.delete_retention_ms
+    is_late = retention_ms is None or now_ms - position.time_ms > retention_ms
+    kept = "for an unknown time" if retention_ms is None else f"for {retention_ms} ms"
     applied = position.end_offsets.get(topic.name, {})
     for number, state in topic.present():
         offset = applied.get(str(number))
@@ -117,6 +117,6 @@ def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> st
         if is_late and offset < state.cleaned_to:
             return (
                 f"{topic.name}-{number} was cleaned beyond its offset {offset}, and deletions are "
-                f"kept for {retention_ms} ms (delete.retention.ms) only"
+                f"kept {kept} (delete.retention.ms) only"
             )
     return None

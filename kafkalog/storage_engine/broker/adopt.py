@@ -11,8 +11,9 @@ The steps are in an order that permits the process to die after any of them:
    Create our lock files and the canary in each.
 5. Create `commit` with everything that was found: **from here on the log is ours**.
 
-A run that finds the guard and no `commit` continues. Internal topics, and directories whose names
-end in `-delete`, `-stray` or `-future`, stay unchanged for the broker's return.
+A run that finds the guard and no `commit` continues. Internal topics, partitions of another topic
+of the same name (`found_partitions`), and directories whose names end in `-delete`, `-stray` or
+`-future`, stay unchanged for the broker's return.
 
 *Leader epoch*: our appends have the last epoch in `leader-epoch-checkpoint`. `adopt` does not raise
 it, because the cluster's controller does not know us. A consumer that had read a higher epoch would
@@ -40,6 +41,7 @@ from pathlib import Path
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.broker.found_partitions import decide
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.broker.recovery import repair_partition
@@ -191,6 +193,7 @@ class _Adopting:
         self._notices: list[str] = []
         self._loaded: dict[tuple[str, int], LoadedPartition] = {}
         self._ids: dict[str, str] = {}
+        self._found_ids: Mapping[str, str | None] = {}
         self._drawn: set[str] = set()
         self._configs: dict[str, dict[str, str]] = {}
         self.was_clean = checkpoints.is_clean(root)
@@ -208,23 +211,16 @@ class _Adopting:
     # --- load, without writing -------------------------------------------------------------------
 
     def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
-        offsets = {
-            name: checkpoints.read_offset_checkpoint(self.root / name)
-            for name in (
-                layout.LOG_START_CHECKPOINT,
-                layout.RECOVERY_POINT_CHECKPOINT,
-                layout.CLEANER_CHECKPOINT,
-            )
-        }
-        found = partitions_to_adopt(self.root)
-        for done, key in enumerate(found):
-            name = layout.partition_directory(*key)
+        offsets, notices = checkpoints.known_offsets(self.root)
+        self._notices += notices
+        found = self._decide()
+        for done, (key, directory) in enumerate(found.items()):
             if progress is not None:
-                progress(name, done, len(found))
+                progress(directory.name, done, len(found))
             self._loaded[key] = load_partition(
-                self.root / name,
+                directory,
                 *key,
-                log_start=offsets[layout.LOG_START_CHECKPOINT].get(key, 0),
+                log_start=offsets[layout.LOG_START_CHECKPOINT].get(key),
                 recovery_point=offsets[layout.RECOVERY_POINT_CHECKPOINT].get(key),
                 is_clean=self.was_clean,
                 first_dirty=offsets[layout.CLEANER_CHECKPOINT].get(key, 0),
@@ -252,23 +248,34 @@ class _Adopting:
                     name = layout.partition_directory(topic.name, number)
                     self._notices.append(f"{name} was here when the log was ours, and is gone")
 
+    def _decide(self) -> Mapping[tuple[str, int], Path]:
+        """Return the partitions that are of their topics, sorted; the others stay as they are."""
+        candidates = [
+            (key, self.root / layout.partition_directory(*key))
+            for key in partitions_to_adopt(self.root)
+        ]
+        found = decide(candidates, self._known)
+        self._notices += found.notices
+        for topic in sorted(found.is_guess):
+            here = ", ".join(path.name for key, path in candidates if key[0] == topic)
+            raise StorageError(
+                f"{self.root}: the partitions of {topic!r} are of several topics, and nothing says "
+                f"which is the right one (in {here}). Give the broker's metadata.log.dir "
+                "(--metadata), or adopt a copy of the directory without the others."
+            )
+        if candidates and not found.directories:
+            raise StorageError(
+                f"{self.root}: no partition here is of a topic in the cluster's metadata: "
+                f"{found.notices[0]}"
+            )
+        self._found_ids = found.topic_ids
+        return found.directories
+
     def _topic_id(self, topic: str) -> str:
         """Return the common id of a topic's partitions, or a new id if none has one."""
-        ids = {
-            loaded.topic_id: loaded.directory
-            for loaded in self._of(topic).values()
-            if loaded.topic_id is not None
-        }
-        if len(ids) > 1:
-            (first, here), (second, there), *_ = sorted(ids.items())
-            raise StorageError(
-                f"{here} is of the topic {first}, {there} of the topic {second}, both called "
-                f"{topic!r}: one of them is left from a deleted topic, move it away"
-            )
-        if ids:
-            return next(iter(ids))
-        if topic in self._known:
-            return self._known[topic].topic_id
+        found = self._found_ids[topic]
+        if found is not None:
+            return found
         self._drawn.add(topic)
         self._notices.append(f"topic {topic!r} had no id: one was drawn")
         return new_topic_id()
@@ -399,6 +406,7 @@ class _Adopting:
         write_adopted_topics(self.root, self._broker_ids(), state)
         Journal.create(self.root / layout.COMMIT, state)
         damage = [line for loaded in self._loaded.values() for line in loaded.damage]
+        self._notices += [line for loaded in self._loaded.values() for line in loaded.notices]
         return AdoptReport(
             self.root,
             False,

@@ -1,8 +1,8 @@
 """The log directories of a broker as one log, read-only; the counterpart of `Journal`.
 
 A broker has no journal. The content of its partitions is found as the broker finds it (`loader`).
-This module finds the partitions of the directories, reads the checkpoints in their roots, and tests
-whether the broker is alive; it holds `.lock` while it runs.
+This module reads the checkpoints in the roots, and tests whether the broker is alive; it holds
+`.lock` while it runs. Which partitions the directories have is decided in `found_partitions`.
 
 - While it runs, a partition ends at its checkpointed high watermark, which the broker moves every
   few seconds. Each move gives a new `State`.
@@ -22,20 +22,23 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NoReturn, overload
+from typing import TYPE_CHECKING, Final, NoReturn, overload
 
 from kafkalog.errors import (
-    CorruptLogError,
     InvalidInputError,
-    KafkaLogError,
     LockedByBrokerError,
     StorageError,
 )
-from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.broker.found_partitions import (
+    FoundPartitions,
+    Key,
+    find_partitions,
+    topics_in_metadata,
+)
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.format import layout
@@ -51,7 +54,8 @@ _logger = logging.getLogger(__name__)
 
 _LOADS = 20
 """Attempts to load a partition while a live broker changes it."""
-_Key = tuple[str, int]
+_NOTED: Final[set[str]] = set()
+"""Notices that this process has logged."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +66,18 @@ class _Root:
     checkpoint."""
     is_live: bool
     is_clean: bool
-    recovery_points: Mapping[_Key, int]
-    log_starts: Mapping[_Key, int]
-    high_watermarks: Mapping[_Key, int]
-    first_dirty: Mapping[_Key, int]
+    recovery_points: Mapping[Key, int]
+    log_starts: Mapping[Key, int]
+    high_watermarks: Mapping[Key, int]
+    first_dirty: Mapping[Key, int]
+    knows_cleaned: bool
+    """Whether `first_dirty` is there: a broker creates the file when it starts."""
 
 
 class BrokerDirectories:
     """One or several log directories of one broker, read together.
 
-    Thread-safe. Raises StorageError, which names the directory, if one cannot be read or two have
-    the same partition.
+    Thread-safe. Raises StorageError, which names the directory, if one cannot be read.
     """
 
     def __init__(self, roots: Sequence[Path], *, copies: Sequence[Path] = ()) -> None:
@@ -81,10 +86,10 @@ class BrokerDirectories:
         """Those of the roots that no broker's file is in: rescued partitions."""
         self._guard = threading.RLock()
         self._found: tuple[_Root, ...] = ()
-        self._directories: dict[_Key, tuple[_Root, Path]] = {}
+        self._partitions = FoundPartitions({}, {}, {})
         self._metadata: Mapping[str, BrokerTopic] = {}
-        self._loaded: dict[_Key, LoadedPartition] = {}
-        self._ends: dict[_Key, int] = {}
+        self._loaded: dict[Key, LoadedPartition] = {}
+        self._ends: dict[Key, int] = {}
         """High watermarks that readers have already seen."""
         self._state: State | None = None
 
@@ -127,6 +132,7 @@ class BrokerDirectories:
             self._ends[key] = loaded.state.high_watermark
         for damage in loaded.damage if earlier is None else ():
             _logger.warning("%s", damage)
+        _note(loaded.notices)
         return loaded
 
     def snapshot(
@@ -163,66 +169,85 @@ class BrokerDirectories:
 
     # --- topics and partitions -------------------------------------------------------------------
 
+    def cleaned_to(self, topic: str, partition: int) -> int:
+        """Return how far the broker may have cleaned: to the active segment, if nothing says."""
+        with self._guard:
+            state = self.loaded(topic, partition).state
+            root, _ = self._place(topic, partition)
+            policy = self._metadata[topic].config if topic in self._metadata else {}
+        is_kept = policy.get("cleanup.policy", "compact") == "delete"
+        if root.knows_cleaned or is_kept:
+            return state.cleaned_to
+        return max(state.cleaned_to, state.active_base)
+
+    def set_aside(self, topic: str, partition: int) -> str | None:
+        """Return why a partition is not in the log although a directory has its name."""
+        with self._guard:
+            return self._partitions.reason((topic, partition))
+
     def _place(self, topic: str, partition: int) -> tuple[_Root, Path]:
         with self._guard:
             if self._state is None:
                 self.published()
-            try:
-                return self._directories[topic, partition]
-            except KeyError:
-                roots = ", ".join(map(str, self.roots))
+            directory = self._partitions.directories.get((topic, partition))
+            if directory is None:
                 raise StorageError(
-                    f"{roots}: the directory {layout.partition_directory(topic, partition)} "
-                    "is missing: another broker, or another log directory, has the partition"
-                ) from None
+                    self.set_aside(topic, partition)
+                    or f"{', '.join(map(str, self.roots))}: the directory "
+                    f"{layout.partition_directory(topic, partition)} is missing: another broker, "
+                    "or another log directory, has the partition"
+                )
+            return next(root for root in self._found if root.path == directory.parent), directory
 
     def _refresh(self, stamps: tuple[tuple[object, ...], ...]) -> None:
         self._found = tuple(
             _look_at(path, stamp) for path, stamp in zip(self.roots, stamps, strict=True)
         )
-        self._directories = _partitions(self._found)
-        self._metadata = _metadata(self.roots)
-        live = {directory for root, directory in self._directories.values() if root.is_live}
+        self._metadata, notices = topics_in_metadata(self.roots)
+        try:
+            self._partitions = found = find_partitions(self.roots, self._metadata)
+        except OSError as fault:
+            files.pass_on(fault)
+            raise _unreadable(Path(fault.filename or self.roots[0]), fault) from fault
+        _note([*notices, *found.notices])
+        live = {root.path for root in self._found if root.is_live}
         self._loaded = {
-            key: loaded for key, loaded in self._loaded.items() if loaded.directory in live
+            key: loaded
+            for key, loaded in self._loaded.items()
+            if loaded.directory.parent in live and found.directories.get(key) == loaded.directory
         }
         number = 0 if self._state is None else self._state.number + 1
-        numbers: dict[str, list[int]] = {}
-        for topic, partition in sorted(self._directories):
-            numbers.setdefault(topic, []).append(partition)
-        topics = {topic: self._topic(topic, numbers[topic]) for topic in numbers}
+        numbers: dict[str, set[int]] = {}
+        for topic, partition in found.named():
+            numbers.setdefault(topic, set()).add(partition)
+        topics = {topic: self._topic(topic, numbers[topic]) for topic in sorted(numbers)}
         self._state = State(number=number, time_ms=clock.now_ms(), topics=MappingProxyType(topics))
 
-    def _topic(self, name: str, numbers: list[int]) -> TopicState:
+    def _topic(self, name: str, numbers: Collection[int]) -> TopicState:
         known = self._metadata.get(name)
-        topic_id = self._topic_id(name, numbers)
-        count = numbers[-1] + 1
+        topic_id = self._partitions.topic_ids.get(name)
+        count = max(numbers) + 1
         config: dict[str, str] = {"cleanup.policy": ""}
-        if known is not None and topic_id in (None, known.topic_id):
+        if known is not None:
             topic_id = known.topic_id
             count = max(count, known.partitions)
             config.update(usable(known.config))
-        absent = frozenset(range(count)) - frozenset(numbers)
+        absent = frozenset(
+            number for number in range(count) if (name, number) not in self._partitions.directories
+        )
         return TopicState(
             name,
             topic_id or _derived_id(name),
             MappingProxyType(config),
             _Partitions(self, name, count, absent),
             absent,
+            knows_defaults=False,
         )
-
-    def _topic_id(self, name: str, numbers: list[int]) -> str | None:
-        for number in numbers:
-            with files.ignoring(KafkaLogError, ValueError):
-                topic_id = checkpoints.read_topic_id(self._directories[name, number][1])
-                if topic_id is not None:
-                    return topic_id
-        return None
 
     # --- one partition ---------------------------------------------------------------------------
 
     def _load(
-        self, root: _Root, directory: Path, key: _Key, earlier: LoadedPartition | None
+        self, root: _Root, directory: Path, key: Key, earlier: LoadedPartition | None
     ) -> LoadedPartition:
         end = None
         if root.is_live:
@@ -234,7 +259,7 @@ class BrokerDirectories:
                 loaded = load_partition(
                     directory,
                     *key,
-                    log_start=root.log_starts.get(key, 0),
+                    log_start=root.log_starts.get(key),
                     recovery_point=root.recovery_points.get(key),
                     is_clean=root.is_clean,
                     first_dirty=root.first_dirty.get(key, 0),
@@ -321,15 +346,20 @@ def _stamp(root: Path) -> tuple[object, ...]:
 
 def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
     _check_is_brokers(path)
+    offsets, notices = checkpoints.known_offsets(path)
+    for notice in notices:
+        _logger.warning("%s", notice)
     return _Root(
         path,
         stamp,
         is_live=bool(stamp[0]),
         is_clean=checkpoints.is_clean(path),
-        recovery_points=_offsets(path, layout.RECOVERY_POINT_CHECKPOINT),
-        log_starts=_offsets(path, layout.LOG_START_CHECKPOINT),
-        high_watermarks=_offsets(path, layout.REPLICATION_CHECKPOINT),
-        first_dirty=_offsets(path, layout.CLEANER_CHECKPOINT),
+        recovery_points=offsets[layout.RECOVERY_POINT_CHECKPOINT],
+        log_starts=offsets[layout.LOG_START_CHECKPOINT],
+        high_watermarks=offsets[layout.REPLICATION_CHECKPOINT],
+        first_dirty=offsets[layout.CLEANER_CHECKPOINT],
+        knows_cleaned=(path / layout.CLEANER_CHECKPOINT).is_file()
+        and not any(layout.CLEANER_CHECKPOINT in notice for notice in notices),
     )
 
 
@@ -345,63 +375,16 @@ def _check_is_brokers(root: Path) -> None:
         )
 
 
-def _offsets(root: Path, name: str) -> dict[_Key, int]:
-    """Read a checkpoint; a malformed one counts as empty, as in Kafka, with a warning.
-
-    Without recovery points everything is checked; without a log start a log begins with its first
-    segment.
-    """
-    try:
-        return checkpoints.read_offset_checkpoint(root / name)
-    except CorruptLogError as fault:
-        _logger.warning("%s; it is taken for empty", fault.damage)
-        return {}
-    except OSError as fault:
-        files.pass_on(fault)
-        raise _unreadable(root / name, fault) from fault
-
-
 def _unreadable(path: Path, fault: OSError) -> StorageError:
     return StorageError(f"{path}: cannot be read: {fault.strerror}")
 
 
-def _partitions(roots: Sequence[_Root]) -> dict[_Key, tuple[_Root, Path]]:
-    found: dict[_Key, tuple[_Root, Path]] = {}
-    for root in roots:
-        try:
-            with files.scan(root.path) as entries:
-                names = [entry.name for entry in entries if entry.is_dir()]
-        except OSError as fault:
-            files.pass_on(fault)
-            raise _unreadable(root.path, fault) from fault
-        for name in names:
-            key = layout.parse_partition_directory(name)
-            if key is None or name == layout.METADATA_DIRECTORY:
-                continue
-            if key[1] >= layout.PARTITIONS_MAX:
-                _logger.warning("%s: passed over, it is hardly a partition", root.path / name)
-                continue
-            if key in found:
-                raise StorageError(
-                    f"{root.path / name}: partition {name} is also in {found[key][1]}; remove the "
-                    "older one of both, which a broker left whose disk failed"
-                )
-            found[key] = root, root.path / name
-    return found
-
-
-def _metadata(roots: Sequence[Path]) -> Mapping[str, BrokerTopic]:
-    """Return the topics in the first metadata log of the roots; warn of a damaged one."""
-    for root in roots:
-        try:
-            topics = metadata_log.read_topics(root)
-        except (KafkaLogError, OSError) as fault:
-            files.pass_on(fault)
-            _logger.warning("%s: topics' ids and configs are not known: %s", root, fault)
-            continue
-        if topics:
-            return topics
-    return {}
+def _note(notices: Iterable[str]) -> None:
+    """Log notices, each once per process."""
+    for notice in notices:
+        if notice not in _NOTED:
+            _NOTED.add(notice)
+            _logger.warning("%s", notice)
 
 
 def _derived_id(topic: str) -> str:

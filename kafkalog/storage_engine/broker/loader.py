@@ -66,6 +66,8 @@ class LoadedPartition:
     """The dropped data, and why."""
     leader_epochs: tuple[tuple[int, int], ...] = ()
     """(epoch, its first offset), within the log."""
+    notices: tuple[str, ...] = ()
+    """What the directory does not say, and what it says besides."""
 
 
 def load_partition(
@@ -73,7 +75,7 @@ def load_partition(
     topic: str,
     partition: int,
     *,
-    log_start: int,
+    log_start: int | None,
     recovery_point: int | None,
     is_clean: bool,
     first_dirty: int = 0,
@@ -83,11 +85,11 @@ def load_partition(
 ) -> LoadedPartition:
     """Load a partition; see the module.
 
-    `log_start`, `recovery_point` (None: unknown, check everything) and `first_dirty` come from the
-    root's checkpoints. `is_clean` means a clean shutdown. `end` is the checkpointed high watermark
-    of a live broker. `earlier` is the result of an earlier call for the same live partition, whose
-    producers are reused. Raises StorageError, CorruptLogError for a malformed checkpoint of the
-    partition, and FileNotFoundError if a live broker removes a file.
+    `log_start` (None: the first segment's), `recovery_point` (None: unknown, check everything) and
+    `first_dirty` come from the root's checkpoints. `is_clean` means a clean shutdown. `end` is the
+    checkpointed high watermark of a live broker. `earlier` is the result of an earlier call for the
+    same live partition, whose producers are reused. Raises StorageError, and FileNotFoundError if a
+    live broker removes a file.
     """
     loading = _Loading(directory, log_start, now_ms)
     if end is not None:
@@ -98,22 +100,23 @@ def load_partition(
         directory,
         topic,
         partition,
-        checkpoints.read_topic_id(directory),
+        checkpoints.known_topic_id(directory)[0],
         loading.state(first_dirty),
         loading.producers,
         loading.aborted,
         tuple(sorted(loading.recovered)),
         (*loading.damage, *loading.history.damage),
         tuple(loading.epochs),
+        tuple(loading.notices),
     )
 
 
 class _Loading:
-    def __init__(self, directory: Path, log_start: int, now_ms: int) -> None:
+    def __init__(self, directory: Path, log_start: int | None, now_ms: int) -> None:
         self.directory = directory
         self.segments = list_segments(directory)
         self.bases = [segment.base_offset for segment in self.segments]
-        self.log_start = max(log_start, 0, *self.bases[:1])
+        self.log_start = max(log_start or 0, 0, *self.bases[:1])
         self.history = ProducerHistory(
             directory, self.segments, log_start=self.log_start, now_ms=now_ms
         )
@@ -125,7 +128,11 @@ class _Loading:
         self.aborted: tuple[AbortedTransaction, ...] | None = None
         self.recovered: set[int] = set()
         self.damage: list[str] = []
-        self.epochs = checkpoints.read_leader_epochs(directory)
+        self.epochs, fault = checkpoints.known_leader_epochs(directory)
+        self.notices = [] if fault is None else [fault]
+        if log_start is not None and self.bases and log_start < self.bases[0]:
+            found = remote_notice(log_start, self.bases[0])
+            self.notices.append(f"{directory}: expected the log start {log_start}, found {found}")
         self.last_epoch = -1
 
     # --- the end of the log ----------------------------------------------------------------------
@@ -294,6 +301,15 @@ class _Loading:
             producer_snapshot=self.snapshot_offset,
             listed_from=layout.INT64_MAX,
         )
+
+
+def remote_notice(log_start: int, first_base: int) -> str:
+    """Return what it means that a log's first segment begins above the checkpointed log start."""
+    return (
+        f"a first segment that begins at offset {first_base}: if the topic is tiered (KIP-405), "
+        f"the records from {log_start} on are in remote storage, which kafkalog does not read; "
+        "else retention has deleted them"
+    )
 
 
 def _ignore(_: ScannedBatches) -> None:

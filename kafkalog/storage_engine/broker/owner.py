@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import address, directory_signs
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
         copies = [root for root in roots if directory_signs.is_copy(root)]
         is_broker = [root in copies or address.is_broker_directory(root) for root in roots]
     if len(roots) > 1 and not all(is_broker):
+        root = roots[is_broker.index(False)]
         raise InvalidInputError(
-            f"{roots[is_broker.index(False)]}: no Kafka broker's log directory (it has no "
-            f"{layout.META_PROPERTIES}, or is a log of kafkalog); several directories can only be "
-            "read together if they are those of one broker"
+            f"{root}: no Kafka broker's log directory (it has no {layout.META_PROPERTIES}, or is a "
+            "log of kafkalog); several directories can only be read together if they are those of "
+            f"one broker{directory_signs.nearby(root)}"
         )
     if not is_broker[0]:
         return None
@@ -93,5 +95,10 @@ def _meta_properties(root: Path) -> dict[str, str]:
 
     for name in (layout.META_PROPERTIES, layout.META_ASIDE):
         if (root / name).exists():
-            return checkpoints.read_properties(root / name)
+            try:
+                return checkpoints.read_properties(root / name)
+            except (KafkaLogError, OSError) as fault:
+                files.pass_on(fault)
+                _logger.warning("%s; which broker's directory it is, is not known", fault)
+                return {}
     return {}

@@ -17,15 +17,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.broker.loader import LoadedPartition
 from kafkalog.storage_engine.broker.overflowed_segment import is_overflowed, split_segment
-from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
-from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
+from kafkalog.storage_engine.segment.log_scanner import FRAMES, LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -214,11 +217,32 @@ class _Repair:
         ]
         segments.retire(self.directory, outside, suffixes=(layout.SNAPSHOT,))
 
+    def _epochs_of_batches(self) -> leader_epochs.Epochs:
+        """Return the leader epochs that the batches have, for a damaged checkpoint of them.
+
+        Kafka: LogSegment.recover.
+        """
+        epochs: leader_epochs.Epochs = []
+        for segment in segments.list_segments(self.directory):
+            with files.closing(files.open_to_read(segment.log)) as fd:
+                scan = LogScanner(FileBytes(fd), segment.log, FRAMES, limit=segment.size)
+                for found in scan:
+                    table = found.table
+                    changed = np.flatnonzero(np.diff(table.leader_epochs, prepend=-1))
+                    for row in changed.tolist():
+                        epoch, start = int(table.leader_epochs[row]), int(table.base_offsets[row])
+                        if epoch > (epochs[-1][0] if epochs else -1):
+                            epochs = leader_epochs.assigned(epochs, epoch, start)
+        return leader_epochs.trimmed(epochs, self.state.log_start_offset)
+
     # --- what else the directory says ------------------------------------------------------------
 
     def _repair_rest(self) -> None:
         epochs = self._loaded.leader_epochs
-        if tuple(checkpoints.read_leader_epochs(self.directory)) != epochs:
+        found, fault = checkpoints.known_leader_epochs(self.directory)
+        if fault is not None:
+            checkpoints.write_leader_epochs(self.directory, self._epochs_of_batches())
+        elif tuple(found) != epochs:
             checkpoints.write_leader_epochs(self.directory, epochs)
         end = self.state.high_watermark
         bases = [s.base_offset for s in segments.list_segments(self.directory)]

@@ -36,7 +36,7 @@ from kafkalog.storage_engine.broker.adopted_topics import differences
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost
+from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost, nearby
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
@@ -96,7 +96,9 @@ def release(
         was_ours = (root / layout.COMMIT_RELEASED).exists()
         if not has_broker and not was_ours:
             check_journal_is_not_lost(root)
-            raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file)")
+            raise InvalidInputError(
+                f"{root}: no log here (it has no `{layout.COMMIT}` file){nearby(root)}"
+            )
         _check_is_as_released(root, wanted, properties)
         if has_broker or properties is None:
             files.sync_directory(root)  # the run that released it may have died

@@ -7,7 +7,8 @@
 - A deletion was not cleaned away before it was copied. The source keeps a tombstone, and a marker,
   for `delete.retention.ms`. Later than that after the last copy, a cleaned section that is not
   copied yet may lack deletions of records that are. The source may have had a smaller value before,
-  so that of the destination, which came with the first copy, counts too.
+  so that of the destination, which came with the first copy, counts too. A broker's default is in
+  no log directory: where the topic does not set it, it is not known, and has to be given.
 
 The last rule is Kafka's for a follower, and for every reader of a compacted topic.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.copying.copied_batches import GIVE_RETENTION
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.copying.copied_batches import PartitionToCopy
@@ -79,9 +81,17 @@ def check_partition(
     first = max(held.log_start_offset, wanted.log_start)
     if wanted.start == wanted.end or first >= wanted.start:
         return
-    cleaned_to = found.partitions[wanted.partition].cleaned_to
+    cleaned_to = source.cleaned_to(found.name, wanted.partition)
     retention_ms = wanted.deletions_ms
-    if cleaned_to > wanted.start and (copied is None or now_ms - copied.batch_id >= retention_ms):
+    if cleaned_to > wanted.start and retention_ms is None:
+        raise InvalidInputError(
+            f"{place} ends at offset {wanted.start}, and the broker may have cleaned {source.root} "
+            f"up to {cleaned_to}, so that deletions may be missing between (expected to know the "
+            f"topic's delete.retention.ms). {GIVE_RETENTION.format(found.name)}"
+        )
+    if cleaned_to > wanted.start and (
+        copied is None or retention_ms is None or now_ms - copied.batch_id >= retention_ms
+    ):
         raise InvalidInputError(
             f"{place} ends at offset {wanted.start}, and the log of {source.root} is cleaned up to "
             f"{cleaned_to}, so that deletions may be missing between (expected a copy every "

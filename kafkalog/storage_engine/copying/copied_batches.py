@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final, Self
 import numpy as np
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
-from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 if TYPE_CHECKING:
@@ -24,6 +23,12 @@ if TYPE_CHECKING:
 
 COMMIT_BYTES: Final = 64 << 20
 """Bytes of batches in one commit, unless one batch has more; a copy holds them in memory."""
+
+
+GIVE_RETENTION: Final = (
+    "Give what the broker had since the last copy (--config {}:delete.retention.ms=...; config= in "
+    "Python), or copy to a new destination."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +65,8 @@ class PartitionToCopy:
     """The source when this was found out."""
     copied_ms: int
     """How long before that the last copy began, in ms; -1 if the destination has no records."""
-    deletions_ms: int
-    """How long both sides' configs let deletions stay (`deletions_stay_ms`)."""
+    deletions_ms: int | None
+    """How long both sides' configs let deletions stay (`deletions_stay_ms`); None: not known."""
 
     @property
     def name(self) -> str:
@@ -69,9 +74,17 @@ class PartitionToCopy:
         return f"{self.topic}-{self.partition}"
 
 
-def deletions_stay_ms(*topics: TopicState) -> int:
-    """Return the smallest `delete.retention.ms` of a topic's states."""
-    return min(TopicConfig.parse(topic.config).delete_retention_ms for topic in topics)
+def deletions_stay_ms(found: TopicState, known: TopicState | None = None) -> int | None:
+    """Return the smaller `delete.retention.ms` of a topic and of its copy; None if not known.
+
+    A copy of a broker's topic has the config only if the broker's topic had it.
+    """
+    times = [found.delete_retention_ms]
+    if known is not None and (found.knows_defaults or "delete.retention.ms" in known.config):
+        times.append(known.delete_retention_ms)
+    if None in times:
+        return None
+    return min(time for time in times if time is not None)
 
 
 def copied_runs(
@@ -157,8 +170,15 @@ def _check_deletions(
 
     The source keeps a tombstone, and a marker, for `delete.retention.ms` (`continuation`).
     """
-    retention_ms = min(wanted.deletions_ms, deletions_stay_ms(topic))
+    retention_ms = wanted.deletions_ms
+    if topic.knows_defaults and retention_ms is not None:
+        retention_ms = min(retention_ms, deletions_stay_ms(topic) or 0)
     elapsed_ms = (time.monotonic() - before.time_s) * 1000 + max(0, wanted.copied_ms)
+    if retention_ms is None:
+        raise StorageError(
+            f"{source.root}: {wanted.name} was cleaned while it was copied, and its "
+            f"delete.retention.ms is not known. {GIVE_RETENTION.format(wanted.topic)}"
+        )
     if elapsed_ms >= retention_ms:
         raise StorageError(
             f"{source.root}: {wanted.name} was cleaned while it was copied, so that deletions may "

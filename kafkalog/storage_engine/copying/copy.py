@@ -14,7 +14,7 @@ Kafka has no counterpart; MirrorMaker copies records, not batches, and not their
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
@@ -27,6 +27,7 @@ from kafkalog.storage_engine.copying.copied_batches import (
     deletions_stay_ms,
 )
 from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
 from kafkalog.storage_engine.metadata.writer import Writer
@@ -55,18 +56,27 @@ def copy(
     topics: Collection[str] | None = None,
     *,
     now_ms: int,
+    config: Mapping[str, Mapping[str, str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[CopiedPartition]:
     """Copy topics, by default all; return what was added to each of their partitions.
 
-    `progress` is called with how many offsets are done, and of how many. Raises InvalidInputError
-    for a destination that is not a beginning of the source, UnknownTopicError, CorruptBatchError,
-    StorageError, CommitInDoubtError. The commits before the error stay; a later call continues.
+    `config` has the configs that a broker's topics had, by topic, or by `*` for all. What the
+    cluster's metadata says counts more than `*`, and less than a topic's own. `progress` is called
+    with how many offsets are done, and of how many. Raises InvalidInputError for a destination that
+    is not a beginning of the source, UnknownTopicError, CorruptBatchError, StorageError,
+    CommitInDoubtError. The commits before the error stay; a later call continues.
     """
     destination.check_writable()
     if source.root == destination.root:
         raise InvalidInputError(f"{source.root}: a log cannot be copied to itself. Name another.")
-    found, new, wanted = _planned(source, destination, topics, now_ms=now_ms)
+    given = config or {}
+    if given and not source.is_brokers:
+        raise InvalidInputError(
+            f"{source.root}: the configs of this log are known (expected none for a log of "
+            "kafkalog). Leave them out."
+        )
+    found, new, wanted = _planned(source, destination, topics, given=given, now_ms=now_ms)
     _create(destination, new, wanted, now_ms)
     copied = _Copying(source, destination, now_ms, progress).run(wanted)
     _note(destination, found, now_ms)
@@ -78,13 +88,16 @@ def _planned(
     destination: LogEngine,
     topics: Collection[str] | None,
     *,
+    given: Mapping[str, Mapping[str, str]],
     now_ms: int,
 ) -> tuple[list[TopicState], list[TopicState], list[PartitionToCopy]]:
     """Return the topics to copy, those that the destination lacks, and the checked partitions."""
     while True:
         state = source.state()
         names = sorted({*(state.topics if topics is None else topics)})
-        found = [state.topic(name) for name in names]
+        for name in given.keys() - {"*"}:
+            state.topic(name)
+        found = [_with_configs(state.topic(name), given) for name in names]
         new = [
             each for each in found if continuation.check_topic(source, each, destination) is None
         ]
@@ -100,6 +113,16 @@ def _planned(
                 raise
             continue  # a log start has risen since
         return found, new, wanted
+
+
+def _with_configs(topic: TopicState, given: Mapping[str, Mapping[str, str]]) -> TopicState:
+    """Return a topic with the configs that a caller knows of it; raises InvalidInputError."""
+    if not given:
+        return topic
+    known = {name: text for name, text in topic.config.items() if text}
+    config = {"cleanup.policy": "", **given.get("*", {}), **known, **given.get(topic.name, {})}
+    TopicConfig.parse(config)
+    return replace(topic, config=config)
 
 
 def _wanted(
@@ -122,7 +145,7 @@ def _wanted(
             state.log_start_offset,
             Moment.of(state),
             _copied_ms(known, number, copied, now_ms),
-            deletions_stay_ms(topic, known or topic),
+            deletions_stay_ms(topic, known),
         )
         if known is not None:
             continuation.check_partition(

@@ -289,11 +289,18 @@ _DIGITS = 20
 _SEGMENT_FILE = re.compile(
     r"^(\d{20})(\.(?:log|index|timeindex|txnindex|snapshot))(\.cleaned|\.swap|\.deleted)?\Z"
 )
+_FUTURE = re.compile(r"^(.+-\d+)\.[0-9a-f]{32}-future\Z")
 _METADATA_SNAPSHOT = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
 PARTITIONS_MAX: Final = 100_000
 """Each partition is a directory; the limit guards against a typing error."""
-INTERNAL_TOPICS: Final = ("__cluster_metadata", "__consumer_offsets", "__transaction_state")
+INTERNAL_TOPICS: Final = (
+    "__cluster_metadata",
+    "__consumer_offsets",
+    "__transaction_state",
+    "__share_group_state",
+)
+"""Kafka's own topics, and its metadata's. Kafka: org.apache.kafka.common.internals.Topic."""
 
 
 def segment_file(base_offset: int, suffix: str, stage: str = "") -> str:
@@ -342,6 +349,15 @@ def parse_partition_directory(name: str) -> tuple[str, int] | None:
         return None
     is_number = number.isascii() and number.isdigit() and str(int(number)) == number
     return (topic, int(number)) if is_number and int(number) <= INT32_MAX else None
+
+
+def parse_future_directory(name: str) -> tuple[str, int] | None:
+    """Return (topic, partition) from the name of a future partition's directory, or None.
+
+    A broker makes one to move a partition to another disk. Kafka: UnifiedLog.logFutureDirName.
+    """
+    match = _FUTURE.match(name)
+    return None if match is None else parse_partition_directory(match[1])
 
 
 def topic_id_text(data: bytes) -> str:

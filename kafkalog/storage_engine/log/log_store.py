@@ -98,11 +98,19 @@ class LogStore(ABC):
         known = self.describe(topic)
         known.check_has(partition)
         if partition in known.absent:
-            raise InvalidInputError(
-                f"partition {partition} of topic {topic!r} is not in {self.root}: "
-                "another broker has it, or another log directory"
-            )
+            raise InvalidInputError(self.why_absent(topic, partition))
         return known.topic_id
+
+    def cleaned_to(self, topic: str, partition: int) -> int:
+        """Return the offset below which a cleaning may have removed records."""
+        return self.describe(topic).partitions[partition].cleaned_to
+
+    def why_absent(self, topic: str, partition: int) -> str:
+        """Return why a partition that the topic has cannot be read here."""
+        return (
+            f"partition {partition} of topic {topic!r} is not in {self.root}: "
+            "another broker has it, or another log directory"
+        )
 
     def __enter__(self) -> Self:
         return self

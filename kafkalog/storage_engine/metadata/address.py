@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.metadata.directory_signs import nearby
 
 PATH: Final = "path"
 SCHEMES: Final = ("s3", "gs", "az", "memory")
@@ -78,7 +79,7 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
         raise InvalidInputError("no log directory is given: expected at least one path")
     for place, path in enumerate(paths):
         if path.exists() and not path.is_dir():
-            raise InvalidInputError(f"{path}: a log is a directory, this is a file")
+            raise InvalidInputError(f"{path}: a log is a directory, this is a file{nearby(path)}")
         if path.resolve() in [other.resolve() for other in paths[:place]]:
             raise InvalidInputError(f"{path}: the log directory is given twice")
     return paths
@@ -135,7 +136,9 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     paths = [_local_path(part) for part in parts]
     for path in paths:
         if path.exists() and not path.is_dir():
-            raise InvalidInputError(f"path {str(path)!r} is a file, expected a log directory")
+            raise InvalidInputError(
+                f"path {str(path)!r} is a file, expected a log directory{nearby(path)}"
+            )
     return paths
 
 

@@ -10,17 +10,19 @@ PropertiesUtils.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
 
+_T = TypeVar("_T")
 _VERSION = 0
 OFFSET_FIELDS: Final = ("topic", "partition", "offset")
 EPOCH_FIELDS: Final = ("epoch", "start offset")
@@ -28,6 +30,8 @@ EPOCH_FIELDS: Final = ("epoch", "start offset")
 CLEAN_SHUTDOWN_CONTENT = b'{"version":0,"brokerEpoch":-1}'
 """The content of `.kafka_cleanshutdown`. Kafka: CleanShutdownFileHandler."""
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
+_SIZE_MAX: Final = 64 << 20
+"""Bytes of a small file: 100,000 partitions with the longest names need half of it."""
 
 
 def checkpoint(entries: Iterable[tuple[object, ...]]) -> bytes:
@@ -55,7 +59,50 @@ def read_offset_checkpoint(path: Path) -> dict[tuple[str, int], int]:
 
 
 def _read(path: Path) -> Iterator[tuple[int, list[Any]]]:
-    yield from checkpoint_entries(path, files.read_file(path), OFFSET_FIELDS)
+    yield from checkpoint_entries(path, _read_small(path), OFFSET_FIELDS)
+
+
+def _read_small(path: Path) -> bytes:
+    """Return a small file's content; raises CorruptLogError for more than it can need, OSError."""
+    size = os.stat(path).st_size
+    if size > _SIZE_MAX:
+        raise _malformed(path, 0, f"at most {_SIZE_MAX} bytes", size)
+    return files.read_file(path)
+
+
+def known_offsets(root: Path) -> tuple[dict[str, dict[tuple[str, int], int]], list[str]]:
+    """Return the offsets in each checkpoint of a broker's root, and what is not known of them.
+
+    A checkpoint that is damaged, or cannot be read, costs what it would have told, as in Kafka's
+    LogManager.loadLogs.
+    """
+    offsets: dict[str, dict[tuple[str, int], int]] = {}
+    notices = []
+    for name, cost in _COSTS.items():
+        offsets[name] = {}
+        try:
+            offsets[name] = read_offset_checkpoint(root / name)
+        except CorruptLogError as fault:
+            notices.append(f"{fault.damage}; it is taken for empty: {cost}")
+        except OSError as fault:
+            files.pass_on(fault)
+            notices.append(f"{root / name}: cannot be read: {fault.strerror}; {cost}")
+    return offsets, notices
+
+
+_COSTS: Final = {
+    layout.RECOVERY_POINT_CHECKPOINT: (
+        "after a crash every batch of its partitions is checked, from the first one on"
+    ),
+    layout.LOG_START_CHECKPOINT: (
+        "each log begins with its first segment, so deleted records may be back"
+    ),
+    layout.REPLICATION_CHECKPOINT: (
+        "while a broker runs here, nothing above the cleaned part of a log is known to be committed"
+    ),
+    layout.CLEANER_CHECKPOINT: "how far the broker had cleaned each log is not known",
+}
+"""What is lost with each checkpoint of the root."""
 
 
 def checkpoint_entries(
@@ -183,10 +230,28 @@ def _leader_epochs(directory: str, data: bytes) -> tuple[tuple[int, int], ...]:
     return tuple(epochs)
 
 
-def _content(directory: Path, name: str) -> bytes | None:
-    """Return a file's content, or None without one."""
+def known_leader_epochs(directory: Path) -> tuple[list[tuple[int, int]], str | None]:
+    """Return a partition's leader epochs, and why they are not known, if they are not."""
+    path = directory / layout.LEADER_EPOCH_CHECKPOINT
+    return _known(path, lambda: read_leader_epochs(directory), [], "the log's leader epochs are")
+
+
+def _known(path: Path, read: Callable[[], _T], unknown: _T, what: str) -> tuple[_T, str | None]:
+    """Return what a file of a partition says, or `unknown` and the reason."""
     try:
-        return files.read_file(f"{directory}/{name}")
+        return read(), None
+    except CorruptLogError as fault:
+        reason = fault.damage
+    except (StorageError, OSError) as fault:
+        files.pass_on(fault)
+        reason = f"{path}: cannot be read: {getattr(fault, 'strerror', None) or fault}"
+    return unknown, f"{reason}; {what} not known, and the records are read without"
+
+
+def _content(directory: Path, name: str) -> bytes | None:
+    """Return a file's content, or None without one; raises CorruptLogError for a huge one."""
+    try:
+        return _read_small(Path(directory, name))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -208,11 +273,31 @@ def partition_metadata(topic_id: str) -> bytes:
     return f"version: 0\ntopic_id: {topic_id}".encode()
 
 
+def known_topic_id(directory: Path) -> tuple[str | None, str | None]:
+    """Return a partition's topic id, or None, and why it is not known, if a file does not say it.
+
+    Without a file, as before Kafka 2.8, there is neither.
+    """
+    path = directory / layout.PARTITION_METADATA
+    topic_id, fault = _known(path, lambda: _topic_id(directory), None, "the topic's id is")
+    if topic_id is None and fault is None and path.exists():
+        fault = f"{path}: expected a topic id, found an empty file or zeros; it counts as missing"
+    return topic_id, fault
+
+
 def read_topic_id(directory: Path, name: str = layout.PARTITION_METADATA) -> str | None:
     """Return the topic id in a partition directory, or None.
 
     `name` is the file's name. Raises StorageError if the file has no valid id.
     """
+    try:
+        return _topic_id(directory, name)
+    except CorruptLogError as fault:
+        raise StorageError(str(fault)) from fault
+
+
+def _topic_id(directory: Path, name: str = layout.PARTITION_METADATA) -> str | None:
+    """Return the topic id in a partition directory, or None; raises CorruptLogError."""
     data = _content(directory, name)
     if data is None or not data.strip(b"\0"):  # empty or zeros: a power cut before its sync
         return None
@@ -221,10 +306,8 @@ def read_topic_id(directory: Path, name: str = layout.PARTITION_METADATA) -> str
     values = {name.strip(): value.strip() for name, value in pairs}
     topic_id = values.get("topic_id", "")
     if values.get("version") != str(_VERSION) or not layout.is_topic_id(topic_id):
-        raise StorageError(
-            f"{path}: expected version {_VERSION} and a topic id of 22 characters, found "
-            f"{text[:80]!r}; restore the file from a copy, or remove it"
-        )
+        expected = f"version {_VERSION} and a topic id of 22 characters"
+        raise _malformed(path, 0, expected, repr(text[:80]))
     return topic_id
 
 
@@ -242,7 +325,7 @@ def read_properties(path: Path) -> dict[str, str]:
     Raises StorageError if it is not text; OSError.
     """
     try:
-        lines = files.read_file(path).decode().splitlines()
+        lines = _read_small(path).decode().splitlines()
     except FileNotFoundError:
         return {}
     except UnicodeDecodeError as fault:

@@ -2,18 +2,24 @@
 
 `meta.properties` is a broker's, `commit` is ours. Without either, other names show its history. It
 is a released log, a log that lost its journal, a copy of a broker's partitions, which is only read,
-or a foreign directory, which kafkalog must not touch.
+or a foreign directory, which kafkalog must not touch. `nearby` finds the log that was meant by a
+path one level off.
 """
 
 from __future__ import annotations
 
+import os
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
 _LOST_AND_FOUND = "lost+found"
+_LOOKED_AT: Final = 1000
+_SHOWN: Final = 5
 _OWNED = (layout.META_PROPERTIES, layout.META_ASIDE, layout.COMMIT, layout.COMMIT_RELEASED)
 """Files that occur only in a broker's directory or in one of ours."""
 TO_CREATE = "kafkalog.open(path), or by writing to it"
@@ -50,7 +56,7 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
     raise InvalidInputError(
         f"{root}: this is no broker's log directory: it has no {layout.META_PROPERTIES}, and no "
         f"directory of a partition (topic-0) with a segment (such as "
-        f"{layout.segment_file(0, layout.LOG)})"
+        f"{layout.segment_file(0, layout.LOG)}){nearby(root)}"
     )
 
 
@@ -91,6 +97,71 @@ def is_copy(root: Path) -> bool:
     return any(layout.base_offsets(below, layout.LOG) for below in found)
 
 
+# --- a path that is one level off ----------------------------------------------------------------
+
+
+def nearby(path: Path) -> str:
+    """Return which log was meant by a path that has none, as the end of a message; or ''.
+
+    It is the log that the path lies in, as a partition, a file or below those, or the logs one
+    level below. Only names are read, of the first 1000 directories below.
+    """
+    above = log_above(path)
+    if above is not None:
+        log, inner = above
+        what = "this lies in"
+        if layout.parse_partition_directory(inner) is not None:
+            what = f"this {'is' if path.name == inner else 'lies in'} the partition {inner} of"
+        return f"; {what} the log in {log}: give {log}"
+    below = _logs_below(path)
+    if len(below) == 1:
+        return f"; the log is one level below: give {below[0]}"
+    if below:
+        shown = ", ".join(map(str, below[:_SHOWN]))
+        more = f" and {len(below) - _SHOWN} more" if len(below) > _SHOWN else ""
+        return (
+            f"; logs are one level below: give one of {shown}{more} (several of one broker are "
+            "given together, with commas between)"
+        )
+    with files.ignoring():
+        if path.is_dir() and layout.base_offsets(files.list_names(path), layout.LOG):
+            return (
+                "; it has the segments of a partition, and a log has directories of partitions: "
+                "copy it to a directory named as one, such as rescued/topic-0, and give `rescued`"
+            )
+    return ""
+
+
+def log_above(path: Path) -> tuple[Path, str] | None:
+    """Return the log that a path lies in, up to two levels above, and its name there."""
+    for place in (path, Path(os.path.realpath(path))):
+        for inner in (place, place.parent):
+            is_partition = layout.parse_partition_directory(inner.name) is not None
+            with files.ignoring():
+                if (inner == place or is_partition) and _has_log(inner.parent):
+                    return inner.parent, inner.name
+    return None
+
+
+def _logs_below(path: Path) -> list[Path]:
+    found = []
+    with files.ignoring():
+        with files.scan(path) as entries:
+            names = [entry.name for entry in islice(entries, _LOOKED_AT) if entry.is_dir()]
+        for name in sorted(names):
+            with files.ignoring():
+                if _has_log(path / name):
+                    found.append(path / name)
+    return found
+
+
+def _has_log(root: Path) -> bool:
+    return any((root / name).is_file() for name in _OWNED) or is_copy(root)
+
+
+# --- ours ----------------------------------------------------------------------------------------
+
+
 def check_journal_is_not_lost(root: Path) -> None:
     """Raise InvalidInputError for a directory without `commit` that is or was a log of ours."""
     if not root.is_dir() or (root / layout.COMMIT).exists():
@@ -116,15 +187,13 @@ def check_journal_is_not_lost(root: Path) -> None:
 def check_is_log(root: Path, creating: str = TO_CREATE) -> None:
     """Raise InvalidInputError if the path has no log of ours; `creating` says how to create one.
 
-    For a path inside a log, such as a partition's directory, the error names the log.
+    For a path inside a log, or one level above, the error names the log instead.
     """
     if (root / layout.COMMIT).exists():
         return
     check_journal_is_not_lost(root)
-    advice = f"create one with {creating}"
-    if (root.parent / layout.COMMIT).exists():
-        advice = f"the log is the directory that this lies in: {root.parent}"
-    raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file); {advice}")
+    advice = nearby(root) or f"; create one with {creating}"
+    raise InvalidInputError(f"{root}: no log here (it has no `{layout.COMMIT}` file){advice}")
 
 
 def check_is_free(root: Path) -> None:
@@ -133,13 +202,10 @@ def check_is_free(root: Path) -> None:
     A log must not lie inside another log directory. Its directory may contain only our own files,
     hidden files and `lost+found`.
     """
-    parent = root.parent
-    for name in (layout.COMMIT, layout.META_PROPERTIES):
-        if (parent / name).is_file():
-            raise InvalidInputError(
-                f"{root}: no log is created inside of a log directory ({parent} has `{name}`); "
-                f"did you mean {parent}?"
-            )
+    if log_above(root) is not None:
+        raise InvalidInputError(
+            f"{root}: no log is created inside of a log directory{nearby(root)}"
+        )
     if not root.is_dir():
         return
     foreign = sorted(
@@ -149,6 +215,6 @@ def check_is_free(root: Path) -> None:
     )
     if foreign and not (root / layout.COMMIT).exists():
         raise InvalidInputError(
-            f"{root}: the directory is not empty (it has {foreign[0]!r}) and is no log; choose an "
-            "empty or a new directory"
+            f"{root}: the directory is not empty (it has {foreign[0]!r}) and is no log"
+            f"{nearby(root) or '; choose an empty or a new directory'}"
         )

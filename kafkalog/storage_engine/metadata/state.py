@@ -21,7 +21,7 @@ from typing import Any
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.storage_engine.metadata.config import as_texts
+from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -108,6 +108,16 @@ class TopicState:
     partitions: Sequence[PartitionState]
     absent: frozenset[int] = frozenset()
     """Partitions that another broker has; only their numbers exist here."""
+    knows_defaults: bool = True
+    """Whether a config that is not set has its default. It is False for a broker's topic: the
+    broker's own defaults are in no log directory."""
+
+    @property
+    def delete_retention_ms(self) -> int | None:
+        """How long a tombstone stays after its first cleaning; None if that is not known."""
+        if not self.knows_defaults and "delete.retention.ms" not in self.config:
+            return None
+        return TopicConfig.parse(self.config).delete_retention_ms
 
     def present(self) -> Iterator[tuple[int, PartitionState]]:
         """Yield (number, state) of the partitions in this log, ascending."""

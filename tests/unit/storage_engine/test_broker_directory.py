@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kafkalog
-from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, LogMovedError, UnknownTopicError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.engine import Engine, engine_of
 from tests.builders.log_contents import offsets
@@ -128,7 +128,7 @@ def test_a_directory_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     root = stopped(tmp_path / "a")
     log = kafkalog.open(root.path)
     shutil.rmtree(root.path)
-    with pytest.raises(StorageError, match=f"{root.path}: cannot be read"):
+    with pytest.raises(LogMovedError, match=f"{root.path}: the directory of this log was moved"):
         log.topics()
 
 

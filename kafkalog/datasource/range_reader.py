@@ -238,7 +238,7 @@ class RangeReader:
         from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
         keys = self.options.keys
-        start, end = self._available(snapshot.state, wanted)
+        start, end = self._available(snapshot, wanted)
         if start < end:
             yield from snapshot.read(
                 start,
@@ -253,7 +253,7 @@ class RangeReader:
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.cleaner.key_index.latest_view import latest
 
-        start, end = self._available(snapshot.state, wanted)
+        start, end = self._available(snapshot, wanted)
         if start >= end:
             return
         yield from latest(
@@ -266,15 +266,16 @@ class RangeReader:
             may_be_passed=is_of_stream,
         )
 
-    def _available(self, state: PartitionState, wanted: OffsetRange) -> tuple[int, int]:
+    def _available(self, snapshot: PartitionSnapshot, wanted: OffsetRange) -> tuple[int, int]:
         """Resolve -2 and -1, and fit the range to the partition's offsets.
 
-        A range outside them is data loss. Gaps inside are not, since the cleaner makes them; nor is
-        a deletion by retention, if the range starts at the earliest offset. Raises
-        InvalidInputError for a range that reaches into open transactions with read_committed:
-        skipping their records would lose them once they are committed. (Spark waits there, then
-        fails too.)
+        A range outside them is data loss, and so are records that have vanished from the disk. Gaps
+        inside are not, since the cleaner makes them; nor is a deletion by retention, if the range
+        starts at the earliest offset. Raises InvalidInputError for a range that reaches into open
+        transactions with read_committed: skipping their records would lose them once they are
+        committed. (Spark waits there, then fails too.)
         """
+        state = snapshot.state
         first, last = state.log_start_offset, state.high_watermark
         start = first if wanted.start == EARLIEST else wanted.start
         end = self.options.latest_offset(state) if wanted.end == LATEST else wanted.end
@@ -288,6 +289,11 @@ class RangeReader:
                 fail=self.options.fail_on_data_loss,
             )
             start, end = max(start, first), min(end, last)
+        for loss in snapshot.losses(start, end):
+            report_data_loss(
+                "COULD_NOT_READ_OFFSET_RANGE", f"{loss}", fail=self.options.fail_on_data_loss
+            )
+        snapshot.lost = ()
         if start < end and end > self.options.latest_offset(state):
             raise InvalidInputError(
                 f"{wanted.partition}: the offsets [{start}, {end}) reach into transactions that "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,12 @@ from kafkalog.errors import (
 from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
+from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import find_partitions, topics_in_metadata
 from kafkalog.storage_engine.broker.loader import remote_notice
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -120,7 +123,7 @@ def _root(
     for name in ROOT_CHECKPOINTS:
         checkpoints[name] = {}
         yield from _read_checkpoint(root / name, checkpoints[name], faults)
-    points = checkpoints[layout.RECOVERY_POINT_CHECKPOINT]
+    about = _Root(root, checkpoints, _configs(root) if state is None else {})
     aside: Mapping[Path, tuple[_Key, str]] = {}
     if state is None:
         aside = _set_aside([root, *(each for each in beside if each != root)])
@@ -131,14 +134,14 @@ def _root(
                 expected = "a partition of the log"
                 yield Finding(path, 0, expected, f"one set aside: {aside[path][1]}", False)
                 continue
-            files = _files_of(root, partition, state, points, journal)
+            files = _files_of(about, partition, state, journal)
             if files is None:
                 left = "what is left of one that was deleted" if partition[0] in deleted else "none"
                 yield Finding(path, 0, "a topic of the journal", left, is_damage=False)
             else:
                 files = dataclasses.replace(files, now_ms=now_ms)
                 yield from _partition(files, deep, progress, faults)
-    yield from _compare_checkpoints(root, checkpoints, present, topic, deleted)
+    yield from _compare_checkpoints(about, state, present, topic, deleted)
     if state is None:
         starts = checkpoints[layout.LOG_START_CHECKPOINT]
         shown = {key for key in present if topic in (None, key[0])}
@@ -151,6 +154,39 @@ def _set_aside(roots: Sequence[Path]) -> Mapping[Path, tuple[_Key, str]]:
     """Return the directories that a broker's log does without, as readers decide it."""
     metadata, _ = topics_in_metadata(roots)
     return find_partitions(roots, metadata).set_aside
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    path: Path
+    checkpoints: _Checkpoints
+    configs: Mapping[str, Mapping[str, str]]
+    """Of a broker's topics, by name."""
+
+    def of(self, partition: tuple[str, int]) -> Checkpointed:
+        """Return what is known of a broker's partition."""
+        # In an adopted directory, internal topics stay the broker's.
+        mark = layout.CLEAN_ASIDE if self._is_ours else layout.CLEAN_SHUTDOWN
+        return Checkpointed.of(
+            self.checkpoints,
+            partition,
+            self.configs.get(partition[0], {}),
+            root=self.path,
+            is_clean=(self.path / mark).exists(),
+            is_live=not self._is_ours and locks.RootLock(self.path).is_held_alone(),
+        )
+
+    @property
+    def _is_ours(self) -> bool:
+        return (self.path / layout.COMMIT).exists()
+
+
+def _configs(root: Path) -> Mapping[str, Mapping[str, str]]:
+    """Return the configs of a broker's topics; none if the cluster's metadata is damaged."""
+    try:
+        return {topic.name: topic.config for topic in metadata_log.read_topics(root).values()}
+    except (KafkaLogError, OSError):
+        return {}
 
 
 def log_size(root: Path, topic: str | None = None) -> int:
@@ -225,22 +261,16 @@ def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
 
 
 def _files_of(
-    root: Path,
-    partition: tuple[str, int],
-    state: State | None,
-    recovery_points: Mapping[tuple[str, int], int],
-    journal: Journal,
+    root: _Root, partition: tuple[str, int], state: State | None, journal: Journal
 ) -> PartitionFiles | None:
     """Return what is known of a partition before it is read; None if the journal lacks it."""
-    directory = root / layout.partition_directory(*partition)
-    # In an adopted directory, internal topics stay the broker's.
+    directory = root.path / layout.partition_directory(*partition)
     if state is None or partition[0] in layout.INTERNAL_TOPICS:
+        checkpointed = root.of(partition)
         # If only the journal of our log is lost, all of its data was synced.
-        is_internal = partition[0] in layout.INTERNAL_TOPICS
-        marks = (layout.CLEAN_SHUTDOWN, layout.CLEAN_ASIDE if is_internal else layout.COMMIT)
-        is_clean = any((root / name).exists() for name in marks)
-        point = None if is_clean else recovery_points.get(partition, 0)
-        return PartitionFiles(directory, recovery_point=point)
+        is_clean = checkpointed.is_clean or (state is None and journal.path.exists())
+        point = None if is_clean else checkpointed.recovery_point or 0
+        return PartitionFiles(directory, recovery_point=point, checkpointed=checkpointed)
     topic = state.topics.get(partition[0])
     if topic is None or not topic.is_here(partition[1]):
         return None
@@ -332,21 +362,24 @@ def _read_checkpoint(
 
 
 def _compare_checkpoints(
-    root: Path,
-    checkpoints: _Checkpoints,
+    root: _Root,
+    state: State | None,
     present: set[tuple[str, int]],
     topic: str | None,
     deleted: set[str],
 ) -> Iterator[Finding]:
-    """Compare the root's checkpoints with the logs' ends, except for topics that were `deleted`."""
+    """Compare the root's checkpoints with the logs' ends, except for topics that were `deleted`.
+
+    A broker's log that ends below its recovery point or high watermark was reported as a loss.
+    """
     from kafkalog.storage_engine.segment.segments import list_segments, next_offset
 
-    ends: dict[tuple[str, int], int | None] = {}
-    for name, entries in checkpoints.items():
+    ends: dict[tuple[str, int], int] = {}
+    for name, entries in root.checkpoints.items():
         for partition, offset in sorted(entries.items()):
             if topic not in (None, partition[0]) or partition[0] in deleted:
                 continue
-            path = root / name
+            path = root.path / name
             text = layout.partition_directory(*partition)
             if partition not in present:
                 expected = "partitions that are here"
@@ -354,14 +387,23 @@ def _compare_checkpoints(
                 continue
             if partition not in ends:
                 try:
-                    segments = list_segments(root / text)
-                    ends[partition] = next_offset(segments[-1]) if segments else None
+                    segments = list_segments(root.path / text)
+                    ends[partition] = next_offset(segments[-1]) if segments else 0
                 except OSError as raised:
                     files.pass_on(raised)
-                    ends[partition] = None  # the partition's own check has reported it
-            end = ends[partition]
-            if end is not None and not 0 <= offset <= end:
-                yield Finding(path, 0, f"{text} at an offset from 0 to its end, {end}", str(offset))
+                    ends[partition] = layout.INT64_MAX  # the partition's own check reported it
+            if 0 <= offset <= ends[partition]:
+                continue
+            is_brokers = state is None or partition[0] in layout.INTERNAL_TOPICS
+            is_damage = True
+            if offset >= 0 and is_brokers:
+                if name in (layout.RECOVERY_POINT_CHECKPOINT, layout.REPLICATION_CHECKPOINT):
+                    continue
+                # A broker resets a cleaner's offset that is too high (LogCleanerManager), and
+                # empties a log that ends below its start (LogLoader).
+                is_damage = name == layout.LOG_START_CHECKPOINT and root.of(partition).is_clean
+            expected = f"{text} at an offset from 0 to its end, {ends[partition]}"
+            yield Finding(path, 0, expected, str(offset), is_damage)
 
 
 def _remote(root: Path, starts: Mapping[_Key, int], shown: Collection[_Key]) -> Iterator[Finding]:

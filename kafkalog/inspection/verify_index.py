@@ -4,7 +4,15 @@ Entries are compared as columns. In an offset index, a batch must begin at the e
 end with its offset. In a time index, a batch must end with the entry's offset and have its
 timestamp. A zero entry ends the file (preallocation).
 
-Kafka: OffsetIndex, TimeIndex.
+A broker's entries are those that some release of Kafka writes, so they may be less exact:
+
+- An offset index names the first offset of what was appended (up to 0.11), or the last one (1.0 to
+  4.0). A follower appends all batches of a fetch together, so these may be offsets of two batches.
+- A time index names the record with the largest timestamp (up to 3.7), or its batch's last offset.
+  The record has lost its timestamp if it was converted to a message v0.
+- The last entry of a time index may be there twice.
+
+Kafka: OffsetIndex, TimeIndex, LogSegment.append (KAFKA-806, KAFKA-16310).
 """
 
 from __future__ import annotations
@@ -32,11 +40,19 @@ class _IndexCheck(ABC):
 
     dtype: ClassVar[np.dtype[np.void]]
 
-    def __init__(self, path: Path, base_offset: int, data: bytes | None = None) -> None:
-        """Read a file, unless its content is given."""
+    def __init__(
+        self,
+        path: Path,
+        base_offset: int,
+        data: bytes | None = None,
+        *,
+        is_exact: bool = True,
+    ) -> None:
+        """Read a file, unless its content is given; `is_exact` is False for a broker's."""
         self.path = path
         self.base_offset = base_offset
         self.is_missing = False
+        self.is_exact = is_exact
         self._wrong = 0
         self._next = 0
         """The first entry that is not compared yet."""
@@ -105,23 +121,59 @@ class OffsetIndexCheck(_IndexCheck):
 
     dtype: ClassVar[np.dtype[np.void]] = _dtype(layout.OFFSET_INDEX_ENTRY.format)
 
-    def compare(self, positions: Integers, last_offsets: Integers, end: int) -> Iterator[Finding]:
-        """Compare entries with a chunk's batches: their positions and last offsets.
+    _next_offset = 0
+    """The first entry whose offset is not compared yet; `_next` is that for the positions."""
+    _misplaced: frozenset[int] = frozenset()
+    """Entries that were reported because of their positions."""
 
-        `end` is the byte after the chunk.
+    def compare(
+        self, positions: Integers, base_offsets: Integers, last_offsets: Integers, end: int
+    ) -> Iterator[Finding]:
+        """Compare entries with a chunk's batches: their positions and offsets.
+
+        `end` is the byte after the chunk. All earlier chunks were compared.
         """
         first, stop = self._next, int(np.searchsorted(self._second, end))
         pointed = self._second[first:stop]
-        offsets = self._first[first:stop] + self.base_offset
         batches = np.minimum(np.searchsorted(positions, pointed), len(positions) - 1)
-        starts = positions[batches] == pointed
-        for number in np.flatnonzero(~(starts & (last_offsets[batches] == offsets))).tolist():
-            expected, found = "the position where a batch begins", f"{pointed[number]}"
-            if starts[number]:
-                expected = f"offset {last_offsets[batches[number]]}, the last of that batch"
-                found = f"{offsets[number]}"
-            yield from self._report(first + number, expected, found)
+        misplaced = np.flatnonzero(positions[batches] != pointed) + first
+        for number in misplaced.tolist():
+            found = f"{self._second[number]}"
+            yield from self._report(number, "the position where a batch begins", found)
+        self._misplaced |= set(misplaced.tolist())
         self._next = stop
+        yield from self._compare_offsets(positions, base_offsets, last_offsets)
+
+    def _compare_offsets(
+        self, positions: Integers, base_offsets: Integers, last_offsets: Integers
+    ) -> Iterator[Finding]:
+        """Look for each offset in the batch at the entry's position, or in those appended with it.
+
+        The next entry's batch was appended later.
+        """
+        first = self._next_offset
+        end = int(last_offsets[-1]) - self.base_offset
+        stop = int(np.searchsorted(self._first, end, side="right"))
+        offsets = self._first[first:stop] + self.base_offset
+        batches = np.searchsorted(last_offsets, offsets)
+        is_last = last_offsets[batches] == offsets
+        pointed = self._second[first:stop]
+        is_own = positions[batches] == pointed
+        if self.is_exact:
+            is_right = is_own & is_last
+        else:
+            following = np.append(self._second, layout.INT64_MAX)[first + 1 : stop + 1]
+            is_with = (positions[batches] > pointed) & (positions[batches] < following)
+            is_right = (is_own & (base_offsets[batches] <= offsets)) | (is_last & is_with)
+        for number in (np.flatnonzero(~is_right) + first).tolist():
+            if number not in self._misplaced:
+                yield from self._report_offset(number)
+        self._next_offset = stop
+
+    def _report_offset(self, number: int) -> Iterator[Finding]:
+        what = "the last offset" if self.is_exact else "an offset"
+        expected = f"{what} of the batch at position {self._second[number]}"
+        yield from self._report(number, expected, f"{self._first[number] + self.base_offset}")
 
     def last_offset(self) -> int:
         """Return the offset of the last entry; -1 without one."""
@@ -129,6 +181,9 @@ class OffsetIndexCheck(_IndexCheck):
 
     def finish(self, end: int, *, is_active: bool) -> Iterator[Finding]:
         """Report what is left after the log was read up to byte `end`."""
+        for number in range(self._next_offset, self._next):
+            if number not in self._misplaced:
+                yield from self._report_offset(number)
         yield from self._rest(f"positions below the log's end, {end}", is_active=is_active)
 
     def _out_of_order(
@@ -155,8 +210,10 @@ class TimeIndexCheck(_IndexCheck):
     counted_to = layout.INT64_MAX
     """Their last offset: an active segment's entry comes with its next offset entry."""
 
-    def compare(self, last_offsets: Integers, timestamps: Integers) -> Iterator[Finding]:
-        """Compare entries with a chunk's batches: their last offsets and largest timestamps."""
+    def compare(
+        self, base_offsets: Integers, last_offsets: Integers, timestamps: Integers
+    ) -> Iterator[Finding]:
+        """Compare entries with a chunk's batches: their offsets and largest timestamps."""
         largest = np.maximum(np.maximum.accumulate(timestamps), self._largest)
         self._largest = int(largest[-1])
         is_counted = last_offsets <= self.counted_to
@@ -167,12 +224,18 @@ class TimeIndexCheck(_IndexCheck):
         offsets = self._second[first:stop] + self.base_offset
         batches = np.searchsorted(last_offsets, offsets)
         ends = last_offsets[batches] == offsets
+        if not self.is_exact:
+            ends |= base_offsets[batches] <= offsets
         is_true = ends & (timestamps[batches] == times)
+        if not self.is_exact:
+            is_true |= ends & (timestamps[batches] == layout.NO_TIMESTAMP)
         for number in np.flatnonzero(~is_true).tolist():
-            expected, found = "the last offset of a batch", f"{offsets[number]}"
+            what = "the last offset" if self.is_exact else "an offset"
+            expected, found = f"{what} of a batch", f"{offsets[number]}"
             if ends[number]:
                 largest_of = timestamps[batches[number]]
-                expected = f"timestamp {largest_of} of the batch that ends at {found}"
+                at = "that ends at" if self.is_exact else "with offset"
+                expected = f"timestamp {largest_of} of the batch {at} {found}"
                 found = f"{times[number]}"
             yield from self._report(first + number, expected, found)
         late = np.flatnonzero(is_true & (largest[batches] > times))
@@ -206,6 +269,8 @@ class TimeIndexCheck(_IndexCheck):
         self, first: Integers, second: Integers, before_first: Integers, before_second: Integers
     ) -> tuple[int, str, str] | None:
         wrong = (first <= before_first) | (second < np.maximum(before_second, 0))
+        if not self.is_exact:
+            wrong &= (first != before_first) | (second != before_second)
         if not wrong.any():
             return None
         place, base = int(wrong.argmax()), self.base_offset

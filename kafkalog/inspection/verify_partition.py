@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -22,6 +22,8 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_key_index import verify_key_indexes
 from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
+from kafkalog.storage_engine.broker.checkpointed import Checkpointed
+from kafkalog.storage_engine.broker.losses import find_losses
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import EPOCH_FIELDS, checkpoint_entries
@@ -29,8 +31,9 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.gaps import COPY_AGAIN, moment_fault
 from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
+from kafkalog.storage_engine.segment.loss import Loss, lost_adopted
 from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
-from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, next_offset
 from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
 
 _TRIES: Final = 100
@@ -52,7 +55,7 @@ class PartitionFiles:
 
     `load_state` returns its state in the journal, None if no journal counts. `topic_id` is the
     expected id, None if unknown. A killed broker had synced the log up to `recovery_point`, None
-    for all of it.
+    for all of it. `checkpointed` is what a broker's root says.
     """
 
     directory: Path
@@ -63,6 +66,7 @@ class PartitionFiles:
     """Returns the number of the journal's last record."""
     now_ms: int = layout.INT64_MAX
     """The present (epoch ms): records of later times are noticed."""
+    checkpointed: Checkpointed = field(default_factory=Checkpointed)
 
 
 @dataclass(slots=True)
@@ -94,7 +98,11 @@ def verify_partition(
     """Yield what is wrong in a partition's directory, and what is odd."""
     directory = partition.directory
     log = LogCheck(deep=deep, progress=progress)
-    yield from _names(directory)
+    lost = _losses(partition)
+    for loss in lost:
+        expected = f"{loss.expected}: {loss.what}"
+        yield Finding(loss.path, 0, expected, loss.found)
+    yield from _names(directory, {loss.path for loss in lost})
     canary = directory / layout.CANARY
     if partition.load_state is not None and not canary.exists():
         expected = "the file that a broker's load deletes"
@@ -126,7 +134,8 @@ def verify_partition(
     yield from _snapshots(partition, last)
     yield from verify_key_indexes(directory)
     yield from _future_times(partition, log)
-    end = log.last_offset + 1 if last is not None else None
+    # An empty last segment begins at the end: retention has taken what was before it.
+    end = max(log.last_offset + 1, last.segment.base_offset) if last is not None else None
     yield from _epochs_within(partition, log, end)
 
 
@@ -236,8 +245,10 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         base,
         is_ours=opened.is_active and opened.state is not None,
     )
-    index = OffsetIndexCheck(segment.index, base)
-    times = TimeIndexCheck(segment.time_index, base)
+    # Adoption takes a broker's indexes as they are.
+    is_exact = opened.state is not None and base >= opened.state.listed_from
+    index = OffsetIndexCheck(segment.index, base, is_exact=is_exact)
+    times = TimeIndexCheck(segment.time_index, base, is_exact=is_exact)
     for finding in transactions:
         yield _softened(finding, is_unsynced)
     for finding in check.findings(index, times, log):
@@ -310,8 +321,25 @@ def _future_times(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]
 # --- the other files -----------------------------------------------------------------------------
 
 
-def _names(directory: Path) -> Iterator[Finding]:
-    """Report names that nothing reads: foreign files, indexes without a log."""
+def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:
+    """Return what is lost of a broker's log, or of what an adoption took."""
+    directory, load_state = partition.directory, partition.load_state
+    if load_state is not None:
+        with locks.SegmentsLock(directory).shared():
+            return lost_adopted(directory, load_state(), list_segments(directory))
+    for attempt in range(_TRIES):
+        try:
+            segments = list_segments(directory)
+            end = next_offset(segments[-1]) if segments else partition.checkpointed.log_start or 0
+            return find_losses(directory, segments, partition.checkpointed, end_offset=end)
+        except FileNotFoundError:
+            if attempt + 1 == _TRIES:
+                raise
+    return ()
+
+
+def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
+    """Report names that nothing reads: foreign files, indexes without a log that was empty."""
     names = sorted(files.list_names(directory))
     logs = {
         parsed[0]
@@ -330,6 +358,7 @@ def _names(directory: Path) -> Iterator[Finding]:
             parsed[1] not in (layout.LOG, layout.SNAPSHOT)
             and parsed[0] not in logs
             and parsed[2] != layout.DELETED
+            and directory / layout.segment_file(parsed[0], layout.LOG) not in lost
         ):
             yield Finding(path, 0, "a log beside the index", "none", is_damage=False)
 

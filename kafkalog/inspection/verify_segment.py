@@ -86,8 +86,9 @@ class SegmentCheck:
             if self._is_ordered:
                 yield from self._without_damaged_lists(self._breaks(chunk))
                 positions = table.positions + chunk.file_position
-                yield from index.compare(positions, table.last_offsets, self.scan.position)
-                yield from times.compare(table.last_offsets, table.max_timestamps)
+                offsets = table.base_offsets, table.last_offsets
+                yield from index.compare(positions, *offsets, self.scan.position)
+                yield from times.compare(*offsets, table.max_timestamps)
             has_times = has_times or bool((table.max_timestamps >= 0).any())
             latest_ms = int(table.max_timestamps[chunk.is_valid].max(initial=log.latest_ms))
             if latest_ms > log.latest_ms:

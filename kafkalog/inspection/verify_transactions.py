@@ -1,7 +1,8 @@
 """Compare the transactions of a partition with its `.txnindex` files, for `verify`.
 
 Readers of committed records leave out what these files list. An ABORT marker that ends a
-transaction with data needs an entry that covers the data. An entry needs its marker.
+transaction with records needs an entry that covers them. An entry needs its marker. A cleaning
+leaves empty batches, for which some brokers keep no entry.
 
 Kafka: ProducerStateManager, TransactionIndex.
 """
@@ -38,6 +39,8 @@ class TransactionCheck:
 
     def __init__(self, *, is_stored: bool = False) -> None:
         self.open: dict[int, int] = {}
+        self._with_records: set[int] = set()
+        """The producers whose open transaction has a record, not only empty batches."""
         self._entries: dict[int, _Entry] = {}
         self._path = Path()
         self._dead: list[Finding] | None = None
@@ -123,17 +126,21 @@ class TransactionCheck:
         for row, ends, producer_id, base_offset, last_offset in fields:
             if not ends:
                 self.open.setdefault(producer_id, base_offset)
+                if table.counts[row]:
+                    self._with_records.add(producer_id)
                 continue
             entry = self._entries.pop(last_offset, None)
             if table.counts[row] <= 0:
                 continue  # an empty control batch ends no transaction
             first = self.open.pop(producer_id, None)
             yield from self._end(_type(chunk, row), producer_id, first, last_offset, entry)
+            self._with_records.discard(producer_id)
 
     def _end(
         self, kind: int, producer_id: int, first: int | None, last: int, entry: _Entry | None
     ) -> Iterator[Finding]:
-        if kind == _ABORTED and entry is None and first is not None:
+        is_visible = first is not None and producer_id in self._with_records
+        if kind == _ABORTED and entry is None and is_visible:
             expected = f"an entry for offsets {first} to {last}, aborted by producer {producer_id}"
             found = "none" if self._is_stored else "none: readers would take them for committed"
             yield Finding(self._path, 0, expected, found, is_damage=not self._is_stored)

@@ -41,6 +41,7 @@ from pathlib import Path
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import decide
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
@@ -92,8 +93,9 @@ def adopt(
     and a topic's own config overrides both. `metadata` is the directory in the broker's
     `metadata.log.dir`, if that is another one. Raises LockedByBrokerError while a broker runs;
     InvalidInputError for a directory that is not a broker's or has no partitions, an unknown topic,
-    a wrong config, or a `metadata` without a metadata log; StorageError and CorruptLogError for
-    files that a broker could not load either. Then nothing has changed, or the next run continues.
+    a wrong config, or a `metadata` without a metadata log; StorageError for records that are gone;
+    StorageError and CorruptLogError for files that a broker could not load either. Then nothing has
+    changed, or the next run continues.
     """
     root = Path(root).absolute()
     if not root.is_dir():
@@ -217,17 +219,27 @@ class _Adopting:
         for done, (key, directory) in enumerate(found.items()):
             if progress is not None:
                 progress(directory.name, done, len(found))
+            known = self._known.get(key[0])
+            checkpointed = Checkpointed.of(
+                offsets,
+                key,
+                {} if known is None else known.config,
+                root=self.root,
+                is_clean=self.was_clean,
+            )
             self._loaded[key] = load_partition(
                 directory,
                 *key,
-                log_start=offsets[layout.LOG_START_CHECKPOINT].get(key),
-                recovery_point=offsets[layout.RECOVERY_POINT_CHECKPOINT].get(key),
+                log_start=checkpointed.log_start,
+                recovery_point=checkpointed.recovery_point,
                 is_clean=self.was_clean,
-                first_dirty=offsets[layout.CLEANER_CHECKPOINT].get(key, 0),
+                first_dirty=checkpointed.first_dirty or 0,
                 now_ms=self._now_ms,
+                checkpointed=checkpointed,
             )
         if progress is not None:
             progress("", len(found), len(found))
+        self._check_not_lost()
         self._note_gone()
         topics = sorted({topic for topic, _ in found})
         for name in given:
@@ -240,6 +252,17 @@ class _Adopting:
             self._ids[topic] = self._topic_id(topic)
             self._configs[topic] = self._config(topic, given)
         self._found()
+
+    def _check_not_lost(self) -> None:
+        """Raise StorageError if records are gone: an adoption would erase what shows it."""
+        lost = [loss for loaded in self._loaded.values() for loss in loaded.lost]
+        if lost:
+            more = f" (and {len(lost) - 1} more losses)" if len(lost) > 1 else ""
+            directory = lost[0].path.parent
+            raise StorageError(
+                f"{lost[0]}{more}; nothing was changed. Restore it from a copy or another replica. "
+                f"To go on without this partition, move {directory} away"
+            )
 
     def _note_gone(self) -> None:
         for topic in self._before.topics.values():

@@ -33,6 +33,7 @@ from kafkalog.errors import (
     LockedByBrokerError,
     StorageError,
 )
+from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import (
     FoundPartitions,
     Key,
@@ -66,12 +67,10 @@ class _Root:
     checkpoint."""
     is_live: bool
     is_clean: bool
-    recovery_points: Mapping[Key, int]
-    log_starts: Mapping[Key, int]
-    high_watermarks: Mapping[Key, int]
-    first_dirty: Mapping[Key, int]
+    offsets: Mapping[str, Mapping[Key, int]]
+    """By the checkpoint's name."""
     knows_cleaned: bool
-    """Whether `first_dirty` is there: a broker creates the file when it starts."""
+    """Whether the cleaner's checkpoint is there: a broker creates the file when it starts."""
 
 
 class BrokerDirectories:
@@ -130,7 +129,7 @@ class BrokerDirectories:
                 return earlier
             self._loaded[key] = loaded = self._load(root, directory, key, earlier)
             self._ends[key] = loaded.state.high_watermark
-        for damage in loaded.damage if earlier is None else ():
+        for damage in (*loaded.damage, *loaded.lost) if earlier is None else ():
             _logger.warning("%s", damage)
         _note(loaded.notices)
         return loaded
@@ -165,6 +164,7 @@ class BrokerDirectories:
             start=start,
             locked=False,
             load_aborted=lambda: seen[0].aborted,
+            load_lost=lambda _: seen[0].lost,
         )
 
     # --- topics and partitions -------------------------------------------------------------------
@@ -253,19 +253,29 @@ class BrokerDirectories:
         if root.is_live:
             # A broker that has just started may not have moved its checkpoint yet.
             seen = self._ends.get(key, 0)
-            end = max(root.high_watermarks.get(key, 0), seen)
+            end = max(root.offsets[layout.REPLICATION_CHECKPOINT].get(key, 0), seen)
+        known = self._metadata.get(key[0])
+        checkpointed = Checkpointed.of(
+            root.offsets,
+            key,
+            {} if known is None else known.config,
+            root=root.path,
+            is_clean=root.is_clean,
+            is_live=root.is_live,
+        )
         for attempt in range(_LOADS):
             try:
                 loaded = load_partition(
                     directory,
                     *key,
-                    log_start=root.log_starts.get(key),
-                    recovery_point=root.recovery_points.get(key),
+                    log_start=checkpointed.log_start,
+                    recovery_point=checkpointed.recovery_point,
                     is_clean=root.is_clean,
-                    first_dirty=root.first_dirty.get(key, 0),
+                    first_dirty=checkpointed.first_dirty or 0,
                     end=end,
                     now_ms=clock.now_ms(),
                     earlier=earlier,
+                    checkpointed=checkpointed,
                 )
                 _check_is_brokers(root.path)
                 return loaded
@@ -354,10 +364,7 @@ def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
         stamp,
         is_live=bool(stamp[0]),
         is_clean=checkpoints.is_clean(path),
-        recovery_points=offsets[layout.RECOVERY_POINT_CHECKPOINT],
-        log_starts=offsets[layout.LOG_START_CHECKPOINT],
-        high_watermarks=offsets[layout.REPLICATION_CHECKPOINT],
-        first_dirty=offsets[layout.CLEANER_CHECKPOINT],
+        offsets=offsets,
         knows_cleaned=(path / layout.CLEANER_CHECKPOINT).is_file()
         and not any(layout.CLEANER_CHECKPOINT in notice for notice in notices),
     )

@@ -1,8 +1,8 @@
 """Load a partition's directory that a broker left, as the broker would.
 
-Nothing is written. `load_partition` finds where the log begins and ends, which part is damaged, and
-which transactions were aborted or are open. `recovery.repair_partition` applies the result to the
-disk. The rules are those of Kafka's LogLoader:
+Nothing is written. `load_partition` finds where the log begins and ends, which part is damaged or
+lost, and which transactions were aborted or are open. `recovery.repair_partition` applies the
+result to the disk. The rules are those of Kafka's LogLoader:
 
 - Half a swap of segments counts as its file names say (`segments.list_segments`).
 - After a clean shutdown only the tail after the last index entry is scanned.
@@ -15,9 +15,10 @@ disk. The rules are those of Kafka's LogLoader:
 A live broker's partition ends at its checkpointed high watermark. Nothing is checked then, because
 everything below was acknowledged and the files still change.
 
-Differences from Kafka: a log is truncated before a batch whose offsets do not rise, while Kafka
-empties the segment. Bytes after the last whole batch are never appended to, even after a clean
-shutdown.
+Differences from Kafka: what is lost counts (`losses`). The log ends where it ended before, and a
+reader of the lost offsets gets an error, while Kafka would go on without a word. A log is truncated
+before a batch whose offsets do not rise, while Kafka empties the segment. Bytes after the last
+whole batch are never appended to, even after a clean shutdown.
 
 Kafka: LogLoader, LogManager.loadLog, UnifiedLog.rebuildProducerState.
 """
@@ -29,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
+from kafkalog.storage_engine.broker.checkpointed import Checkpointed
+from kafkalog.storage_engine.broker.losses import find_losses
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -36,6 +39,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
+from kafkalog.storage_engine.segment.loss import Loss
 from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
@@ -68,6 +72,8 @@ class LoadedPartition:
     """(epoch, its first offset), within the log."""
     notices: tuple[str, ...] = ()
     """What the directory does not say, and what it says besides."""
+    lost: tuple[Loss, ...] = ()
+    """The records that are gone although the broker had them safe, ascending."""
 
 
 def load_partition(
@@ -82,20 +88,23 @@ def load_partition(
     end: int | None = None,
     now_ms: int,
     earlier: LoadedPartition | None = None,
+    checkpointed: Checkpointed | None = None,
 ) -> LoadedPartition:
     """Load a partition; see the module.
 
     `log_start` (None: the first segment's), `recovery_point` (None: unknown, check everything) and
     `first_dirty` come from the root's checkpoints. `is_clean` means a clean shutdown. `end` is the
     checkpointed high watermark of a live broker. `earlier` is the result of an earlier call for the
-    same live partition, whose producers are reused. Raises StorageError, and FileNotFoundError if a
-    live broker removes a file.
+    same live partition, whose producers are reused. With `checkpointed`, what the root says, losses
+    are found too. Raises StorageError, and FileNotFoundError if a live broker removes a file.
     """
     loading = _Loading(directory, log_start, now_ms)
     if end is not None:
         loading.load_live(end, first_dirty, earlier)
     else:
         loading.load(is_clean=is_clean, recovery_point=recovery_point or 0)
+    if checkpointed is not None:
+        loading.find_losses(checkpointed)
     return LoadedPartition(
         directory,
         topic,
@@ -108,6 +117,7 @@ def load_partition(
         (*loading.damage, *loading.history.damage),
         tuple(loading.epochs),
         tuple(loading.notices),
+        tuple(loading.lost),
     )
 
 
@@ -133,6 +143,7 @@ class _Loading:
         if log_start is not None and self.bases and log_start < self.bases[0]:
             found = remote_notice(log_start, self.bases[0])
             self.notices.append(f"{directory}: expected the log start {log_start}, found {found}")
+        self.lost: list[Loss] = []
         self.last_epoch = -1
 
     # --- the end of the log ----------------------------------------------------------------------
@@ -261,6 +272,18 @@ class _Loading:
             else:
                 aborted += aborted_transactions(segment.transaction_index)
         self.aborted = tuple(aborted)
+
+    # --- losses ----------------------------------------------------------------------------------
+
+    def find_losses(self, checkpointed: Checkpointed) -> None:
+        """Find what is lost; the log keeps the offsets of it, so that a reader learns of it."""
+        found = find_losses(self.directory, self.segments, checkpointed, end_offset=self.end_offset)
+        self.lost = [loss for loss in found if not loss.is_unsynced]
+        self.damage += [str(loss) for loss in found if loss.is_unsynced]
+        if self.lost:
+            self.log_start = min(self.log_start, max(self.lost[0].start, 0))
+            if not checkpointed.is_live:
+                self.end_offset = max(self.end_offset, self.lost[-1].end)
 
     # --- epochs and the result -------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from kafkalog.storage_engine.segment.byte_source import LateFiles
 from kafkalog.storage_engine.segment.listing import Listing
+from kafkalog.storage_engine.segment.loss import Loss, lost_adopted
 from kafkalog.storage_engine.segment.offset_chain import GapLists
 from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.segment.segments import SegmentFiles, bases_below
@@ -158,14 +159,16 @@ class DirectorySnapshot(PartitionSnapshot):
         late: LateFiles | None = None,
         listing: Listing,
         aborted: Sequence[AbortedTransaction] | None = None,
+        lost: Sequence[Loss] = (),
         check_topic: Callable[[], object],
     ) -> None:
         """Open the segments; the caller holds the segments lock, shared or exclusive.
 
-        `aborted` has the aborted transactions if the `.txnindex` files are unreliable. With
-        `load_state`, open a window that begins at offset `start` (default: the log start); the
-        function returns later states, under the lock. With `held` too, open no segment yet; see
-        `open_snapshot`. Raises StorageError, and FileNotFoundError if a listed file is gone.
+        `aborted` has the aborted transactions if the `.txnindex` files are unreliable, and `lost`
+        the records that are gone. With `load_state`, open a window that begins at offset `start`
+        (default: the log start); the function returns later states, under the lock. With `held`
+        too, open no segment yet; see `open_snapshot`. Raises StorageError, and FileNotFoundError if
+        a listed file is gone.
         """
         super().__init__(topic, partition, state)
         self.directory = directory
@@ -175,6 +178,7 @@ class DirectorySnapshot(PartitionSnapshot):
         self._late = late
         self._listing = listing
         self._known_aborted = aborted
+        self.lost = tuple(lost)
         self._check_topic = check_topic
         self._window = _Window(
             directory,
@@ -236,6 +240,7 @@ class DirectorySnapshot(PartitionSnapshot):
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
         _check_present(self.directory, self.segments, self.state, start, end)
+        self._check_not_lost(start, end)
         if self._held:
             yield from self._held_segments(start, end)
             return
@@ -275,6 +280,7 @@ class DirectorySnapshot(PartitionSnapshot):
             self.state.log_start_offset,
             self.state.high_watermark,
         )
+        self._check_not_lost(self.state.log_start_offset, self.state.high_watermark)
         return self._window.segments
 
     @contextlib.contextmanager
@@ -316,6 +322,7 @@ def open_snapshot(
     start: int | None = None,
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
+    load_lost: Callable[[Sequence[SegmentFiles]], Sequence[Loss]] | None = None,
     check_topic: Callable[[], object] = lambda: None,
 ) -> DirectorySnapshot:
     """Open a partition as it is now: its state, listing and files, all of the same time.
@@ -326,8 +333,9 @@ def open_snapshot(
     and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset
     of the first read, if known. `locked` is False for a broker's directory, to leave no lock files
     there. `load_aborted` returns the aborted transactions for the last loaded state (None: read the
-    `.txnindex` files). `check_topic` is called after files were opened by name. It raises if the
-    directory is another topic's by now.
+    `.txnindex` files). `load_lost` returns the records that are gone; by default, the segments of
+    which only the indexes are left, of those that an adoption took. `check_topic` is called after
+    files were opened by name. It raises if the directory is another topic's by now.
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> DirectorySnapshot:
@@ -344,6 +352,7 @@ def open_snapshot(
             late=late,
             listing=listing,
             aborted=None if load_aborted is None else load_aborted(),
+            lost=(load_lost or (lambda found: lost_adopted(directory, state, found)))(listed),
             check_topic=check_topic,
         )
 

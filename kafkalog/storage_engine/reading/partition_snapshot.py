@@ -15,9 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.segment.loss import Loss
 from kafkalog.storage_engine.segment.open_segment import Chunk, OpenSegment
 from kafkalog.storage_engine.transactions.transaction_index import IndexedTransactions
 from kafkalog.storage_engine.transactions.transaction_markers import LogIdentity
@@ -45,6 +46,8 @@ class PartitionSnapshot(ABC):
         self.topic = topic
         self.partition = partition
         self.state = state
+        self.lost: tuple[Loss, ...] = ()
+        """Records that are gone; a read of them fails, unless this is emptied."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +76,20 @@ class PartitionSnapshot(ABC):
 
         None if only the markers tell.
         """
+
+    def losses(self, start: int, end: int) -> list[Loss]:
+        """Return the losses that have an offset of [start, end)."""
+        return [loss for loss in self.lost if loss.start < end and loss.end > start]
+
+    def _check_not_lost(self, start: int, end: int) -> None:
+        """Raise StorageError if a record of [start, end) is gone."""
+        for loss in self.losses(start, end):
+            advice = "restore it from a copy or another replica"
+            if loss.end < self.state.high_watermark:
+                advice += f", or read from offset {loss.end} on"
+            elif loss.start > self.state.log_start_offset:
+                advice += f", or read up to offset {loss.start} only"
+            raise StorageError(f"{loss}; {advice}")
 
     def largest_timestamp(self, start: int, end: int) -> int:
         """Return a time (ms) that a record of [start, end) has, if one is known unread; or -1."""

@@ -267,6 +267,34 @@ def glance_at_segments(directory: Path) -> list[SegmentFiles] | None:
     ]
 
 
+def orphaned_indexes(directory: Path) -> dict[int, set[str]]:
+    """Return the suffixes of the indexes whose `.log` is gone, by base offset.
+
+    A `.log` is the first file of a segment that is created, and the first that a deletion or a swap
+    renames. An index beside a renamed one thus belongs to what a dead process was doing.
+    """
+    stages = _stages(directory)
+    renamed = {
+        base
+        for stage in (layout.SWAP, layout.CLEANED, layout.DELETED)
+        for base, suffixes in stages[stage].items()
+        if layout.LOG in suffixes
+    }
+    found = {
+        base: suffixes - {layout.SNAPSHOT}
+        for base, suffixes in stages[""].items()
+        if layout.LOG not in suffixes and base not in renamed and suffixes != {layout.SNAPSHOT}
+    }
+    replaced = _resolve(directory, is_strict=False).replaced if found and renamed else set()
+    return {base: found[base] for base in found.keys() - replaced}
+
+
+def retired_bases(directory: Path) -> list[int]:
+    """Return the base offsets of the `.deleted` logs, ascending."""
+    stages = _stages(directory)[layout.DELETED]
+    return sorted(base for base, suffixes in stages.items() if layout.LOG in suffixes)
+
+
 def finish_swaps(directory: Path) -> None:
     """Apply the result of `list_segments` to the disk: finish or undo a dead process's swap.
 

@@ -58,7 +58,8 @@ class BrokerRoot:
         directory.mkdir()
         for base, following in zip(bases, [*bases[1:], end], strict=True):
             write_segment(directory, base, batches(base, following))
-        (directory / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+        # Retention moves the first epoch's start along with the log's.
+        (directory / "leader-epoch-checkpoint").write_text(f"0\n1\n0 {bases[0]}\n")
         if topic_id is not None:
             metadata = f"version: 0\ntopic_id: {topic_id}"
             (directory / "partition.metadata").write_text(metadata)

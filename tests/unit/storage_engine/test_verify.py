@@ -368,9 +368,9 @@ def test_a_committed_transaction_has_no_entry(tmp_path: Path) -> None:
 def test_a_transaction_may_begin_in_an_earlier_segment(tmp_path: Path) -> None:
     data = batch_data([Record(0, 1, b"k", b"v")], attributes=0x10, producer=(7, 0, 0))
     (tmp_path / name(0, ".log")).write_bytes(data)
-    (tmp_path / name(5, ".log")).write_bytes(marker(5, ABORT, 7, timestamp=2).data)
-    assert [found.path.name for found in damage(tmp_path)] == [name(5, ".txnindex")]
-    (tmp_path / name(5, ".txnindex")).write_bytes(aborted_entry(7, 0, 5, 6))
+    (tmp_path / name(1, ".log")).write_bytes(marker(1, ABORT, 7, timestamp=2).data)
+    assert [found.path.name for found in damage(tmp_path)] == [name(1, ".txnindex")]
+    (tmp_path / name(1, ".txnindex")).write_bytes(aborted_entry(7, 0, 1, 2))
     assert damage(tmp_path) == []
 
 

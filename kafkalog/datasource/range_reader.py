@@ -293,6 +293,10 @@ class RangeReader:
             report_data_loss(
                 "COULD_NOT_READ_OFFSET_RANGE", f"{loss}", fail=self.options.fail_on_data_loss
             )
+            if loss.start <= start:
+                start = min(loss.end, end)
+            elif loss.end >= end:
+                end = loss.start
         snapshot.lost = ()
         if start < end and end > self.options.latest_offset(state):
             raise InvalidInputError(

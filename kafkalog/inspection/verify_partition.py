@@ -330,7 +330,8 @@ def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:
     for attempt in range(_TRIES):
         try:
             segments = list_segments(directory)
-            end = next_offset(segments[-1]) if segments else partition.checkpointed.log_start or 0
+            end = partition.checkpointed.log_start or 0  # a log that ends below is empty
+            end = max(end, next_offset(segments[-1])) if segments else end
             return find_losses(directory, segments, partition.checkpointed, end_offset=end)
         except FileNotFoundError:
             if attempt + 1 == _TRIES:

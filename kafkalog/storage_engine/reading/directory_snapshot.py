@@ -239,8 +239,8 @@ class DirectorySnapshot(PartitionSnapshot):
         """Yield the segments that may hold offsets of [start, end), window by window."""
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
-        _check_present(self.directory, self.segments, self.state, start, end)
         self._check_not_lost(start, end)
+        _check_present(self.directory, self.segments, self.state, start, end)
         if self._held:
             yield from self._held_segments(start, end)
             return
@@ -273,6 +273,7 @@ class DirectorySnapshot(PartitionSnapshot):
 
     def whole_segments(self) -> Sequence[OpenSegmentFile]:
         """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
+        self._check_not_lost(self.state.log_start_offset, self.state.high_watermark)
         _check_present(
             self.directory,
             self.segments,
@@ -280,7 +281,6 @@ class DirectorySnapshot(PartitionSnapshot):
             self.state.log_start_offset,
             self.state.high_watermark,
         )
-        self._check_not_lost(self.state.log_start_offset, self.state.high_watermark)
         return self._window.segments
 
     @contextlib.contextmanager

@@ -78,7 +78,13 @@ class PartitionSnapshot(ABC):
         """
 
     def losses(self, start: int, end: int) -> list[Loss]:
-        """Return the losses that have an offset of [start, end)."""
+        """Return the losses that have an offset of [start, end).
+
+        A read up to the last stable offset wants all that is committed. A loss above may have taken
+        the marker of a transaction, which holds that offset back.
+        """
+        if end == self.state.last_stable_offset:
+            end = self.state.high_watermark
         return [loss for loss in self.lost if loss.start < end and loss.end > start]
 
     def _check_not_lost(self, start: int, end: int) -> None:

@@ -143,9 +143,8 @@ def _root(
                 yield from _partition(files, deep, progress, faults)
     yield from _compare_checkpoints(about, state, present, topic, deleted)
     if state is None:
-        starts = checkpoints[layout.LOG_START_CHECKPOINT]
         shown = {key for key in present if topic in (None, key[0])}
-        yield from _remote(root, starts, shown)
+        yield from _remote(about, shown)
     if topic is None:
         yield from _foreign(root, state, aside)
 
@@ -406,11 +405,11 @@ def _compare_checkpoints(
             yield Finding(path, 0, expected, str(offset), is_damage)
 
 
-def _remote(root: Path, starts: Mapping[_Key, int], shown: Collection[_Key]) -> Iterator[Finding]:
-    """Report logs that begin above their log start: their first records are elsewhere."""
-    for key, start in sorted(starts.items()):
-        directory = root / layout.partition_directory(*key)
-        if key not in shown or not directory.is_dir():
+def _remote(root: _Root, shown: Collection[_Key]) -> Iterator[Finding]:
+    """Report tiered logs that begin above their log start: their first records are elsewhere."""
+    for key, start in sorted(root.checkpoints[layout.LOG_START_CHECKPOINT].items()):
+        directory = root.path / layout.partition_directory(*key)
+        if key not in shown or not directory.is_dir() or not root.of(key).is_tiered:
             continue
         bases = layout.base_offsets(files.list_names(directory), layout.LOG)
         if bases and start < bases[0]:

@@ -105,6 +105,12 @@ def load_partition(
         loading.load(is_clean=is_clean, recovery_point=recovery_point or 0)
     if checkpointed is not None:
         loading.find_losses(checkpointed)
+        first = loading.bases[0] if loading.bases else 0
+        if checkpointed.is_tiered and log_start is not None and log_start < first:
+            found = remote_notice(log_start, first)
+            loading.notices.append(
+                f"{directory}: expected the log start {log_start}, found {found}"
+            )
     return LoadedPartition(
         directory,
         topic,
@@ -140,9 +146,6 @@ class _Loading:
         self.damage: list[str] = []
         self.epochs, fault = checkpoints.known_leader_epochs(directory)
         self.notices = [] if fault is None else [fault]
-        if log_start is not None and self.bases and log_start < self.bases[0]:
-            found = remote_notice(log_start, self.bases[0])
-            self.notices.append(f"{directory}: expected the log start {log_start}, found {found}")
         self.lost: list[Loss] = []
         self.last_epoch = -1
 
@@ -327,11 +330,10 @@ class _Loading:
 
 
 def remote_notice(log_start: int, first_base: int) -> str:
-    """Return what it means that a log's first segment begins above the checkpointed log start."""
+    """Return what it means that a tiered log's first segment begins above its log start."""
     return (
-        f"a first segment that begins at offset {first_base}: if the topic is tiered (KIP-405), "
-        f"the records from {log_start} on are in remote storage, which kafkalog does not read; "
-        "else retention has deleted them"
+        f"a first segment that begins at offset {first_base}: the broker has tiered storage "
+        f"(KIP-405), so records from {log_start} on may be there, which kafkalog does not read"
     )
 
 

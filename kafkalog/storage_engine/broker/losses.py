@@ -27,7 +27,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -75,10 +74,8 @@ def _is_in(loss: Loss, known: Loss) -> bool:
 
 
 def _epoch_starts(directory: Path) -> list[int]:
-    try:
-        return [start for _, start in checkpoints.read_leader_epochs(directory)]
-    except CorruptLogError:
-        return []  # whoever reads the epochs reports it
+    epochs, _ = checkpoints.known_leader_epochs(directory)  # the loader reports the reason
+    return [start for _, start in epochs]
 
 
 def _lost_first(

@@ -297,9 +297,10 @@ def test_a_log_that_begins_above_its_start_may_be_tiered(
     root = BrokerRoot(tmp_path / "log")
     root.partition("t-0", (10, 50), 100)
     root.checkpoint(broker_root.LOG_START, {"t-0": start})
+    (root.path / "remote-log-index-cache").mkdir()
     assert kafkalog.open(root.path).offsets("t") == {0: (10, 100)}
-    assert "remote storage" in caplog.text
-    assert any("remote storage" in each for each in notices(root.path))
+    assert "tiered storage" in caplog.text
+    assert any("tiered storage" in each for each in notices(root.path))
 
 
 def test_a_future_partition_alone_is_noticed(

@@ -89,7 +89,7 @@ class Twin:
         self.kafka.create(self._now_ms, self._name, self._theirs, self._config)
         with contextlib.ExitStack() as stack:
             for root in ("ours", "other")[: 1 + self._has_other]:
-                log = stack.enter_context(kafkalog.open(self.directory / root))
+                log = stack.enter_context(kafkalog.open(self.directory / "logs" / root))
                 log.create_topic(self._name, 1, self._config)
                 self._logs.append(log)
             for _ in range(self._draw.randint(2, 6)):

@@ -17,6 +17,7 @@ __all__ = ["LARGEST", "Difference", "View", "differences", "kafkas_view", "our_v
 
 LARGEST: Final = -3
 """The time that asks for the record with the largest timestamp."""
+_TIMES_MAX: Final = 30
 _LEVELS: Final = ("uncommitted", "committed")
 
 
@@ -90,9 +91,10 @@ class View:
 
 
 def times_of(records: Iterable[list[Any]]) -> list[int]:
-    """Return the times that are looked up: those about the records', and the ends of time."""
-    found = {max(time + more, 0) for _, time, *_ in records for more in (-1, 0, 1)}
-    return [LARGEST, 0, *sorted(found), 2**62]
+    """Return the times that are looked up: some about the records', and the ends of time."""
+    found = sorted({max(time + more, 0) for _, time, *_ in records for more in (-1, 0, 1)})
+    step = len(found) // _TIMES_MAX + 1
+    return [LARGEST, 0, *found[len(found) % step :: step], 2**62]
 
 
 def kafkas_view(kafka: KafkaCleaner, name: str, now_ms: int) -> View:

@@ -7,13 +7,14 @@ source, which takes a JDK.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.conformance.installation import UnavailableError
 from tests.conformance.jars import Jars
@@ -63,6 +64,10 @@ class Round:
     invalid_messages_read: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+
+
+class KafkaRefusedError(Exception):
+    """Kafka raised an exception; the text has it."""
 
 
 class KafkaCleaner:
@@ -123,6 +128,49 @@ class KafkaCleaner:
             return Round(plan)
         return Round(plan, int(answer[0]), *map(int, answer[5:]))
 
+    def load(
+        self,
+        now_ms: int,
+        name: str,
+        directory: Path,
+        config: Mapping[str, str],
+        *,
+        is_clean: bool,
+        log_start: int,
+        recovery_point: int,
+    ) -> None:
+        """Open a directory as a broker does that starts; raises KafkaRefusedError."""
+        shutdown = "clean" if is_clean else "killed"
+        figures = (str(log_start), str(recovery_point))
+        self._ask("load", now_ms, name, str(directory), shutdown, *figures, *_pairs(config))
+
+    def lead(self, now_ms: int, name: str, data: bytes) -> int:
+        """Append whole batches as a leader does; returns the log's end."""
+        self._batches.write_bytes(data)
+        return int(self._ask("lead", now_ms, name, str(self._batches)))
+
+    def retain(self, now_ms: int, name: str) -> int:
+        """Delete old segments; returns where the log starts."""
+        return int(self._ask("retain", now_ms, name))
+
+    def show(self, now_ms: int, name: str) -> dict[str, Any]:
+        """Return what a broker says of a log, and what its consumers read."""
+        shown: dict[str, Any] = json.loads(self._ask("show", now_ms, name))
+        return shown
+
+    def times(self, now_ms: int, name: str, times: Iterable[int]) -> dict[str, Any]:
+        """Return by time (offset, timestamp, leader epoch), None, or the error's text."""
+        found: dict[str, Any] = json.loads(self._ask("times", now_ms, name, *map(str, times)))
+        return found
+
+    def close(self, name: str) -> None:
+        """Close a log, as a broker does that is stopped."""
+        self._ask("close", 0, name)
+
+    def drop(self, name: str) -> None:
+        """Let go of a log, whatever state it is in, also of one that was not loaded."""
+        self._ask("drop", 0, name)
+
     def forget(self, name: str) -> None:
         """Let go of a log, which stays on the disk."""
         self._ask("forget", 0, name)
@@ -132,6 +180,8 @@ class KafkaCleaner:
         self._process.stdin.write(" ".join((verb, str(now_ms), name, *arguments)) + "\n")
         self._process.stdin.flush()
         word, _, answer = self._line().partition(" ")
+        if word == "error":
+            raise KafkaRefusedError(f"{verb} {name}: {answer}")
         assert word == "ok", f"{verb} {name}: {answer} {self._tail()}"
         return answer
 

@@ -166,12 +166,13 @@ class _Loading:
         is_checked = first < len(self.bases)
         if is_checked:
             self._check_from(first, found)
-        elif self.segments:
+        is_recovered = bool(self.recovered)
+        if not is_checked and self.segments:
             self._look_at_tail()
         if self.segments and self.end_offset < self.log_start:
             self._begin_anew()
         elif not is_checked:
-            self._load_producers(is_clean=is_clean)
+            self._load_producers(is_clean=is_clean and not is_recovered)
         self._gather_aborted(found)
         self._truncate_epochs()
 

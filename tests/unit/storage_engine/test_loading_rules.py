@@ -776,3 +776,23 @@ def test_snapshots_of_cut_off_segments_go_and_later_ones_may_come(tmp_path: Path
     assert [offset for offset in snapshot_offsets(tmp_path) if offset > 2] == []
     write_snapshot(tmp_path, Producers([ProducerEntry(1, 0, 2, 2)], 3))
     assert 3 in snapshot_offsets(tmp_path)
+
+
+@pytest.mark.parametrize("missing", [[0], [4], [0, 4], [8]])
+def test_a_clean_log_without_snapshots_is_replayed_if_an_offset_index_is_missing(
+    tmp_path: Path, missing: list[int]
+) -> None:
+    """A broker recovers that segment, and so knows the open transaction."""
+    log = Log(tmp_path)
+    for first in (0, 4, 8):
+        if first:
+            log.roll()
+        log.append(2, producer_id=7, transactional=True)
+        log.append(2)
+    log.write()
+    assert log.load(is_clean=True).state.last_stable_offset == 12
+    for base in missing:
+        log.path(base, ".index").unlink()
+    loaded = log.load(is_clean=True)
+    assert loaded.state.last_stable_offset == 0
+    assert loaded.producers.entries[7].last_sequence == 5

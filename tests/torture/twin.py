@@ -1,0 +1,332 @@
+"""Drawn logs in the hands of Kafka's own classes and of ours: all that both say must be the same.
+
+    python -m tests.torture.twin [--quick] [--jobs N] [--only CASE]
+
+A log is drawn: several producers, transactions, tombstones, odd times, deletes within a batch,
+leaders that change. Kafka writes it as a follower or as a leader, or we do, or its messages v0, v1
+and batches are laid into files. Then files are lost, cut, flipped, or another segment's, the log is
+torn, a swap has died in some step. The checkpoints of the root and the mark of a clean shutdown are
+drawn too.
+
+Both sides get the same bytes. Kafka's LogLoader, UnifiedLog and Cleaner run in a Java process, with
+no broker around them (`tests/conformance/LogCleanerTwin.java`). Ours reads the directory as it is,
+and then adopts it. Both clean it, delete by time and size, and stop. Then each loads what the other
+has left.
+
+After each step the program compares log start, end and last stable offset, all records in both
+isolation levels, the offset for each time about a record's, leader epochs and producers. A
+difference is a violation, unless a rule of `twin_rules` knows it. Each rule is as narrow as it can
+be, and names a sentence of docs/limits.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Final
+
+import kafkalog
+from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.schedule import manager
+from kafkalog.errors import KafkaLogError
+from kafkalog.log import KafkaLog
+from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
+from kafkalog.storage_engine.broker.release import release
+from kafkalog.storage_engine.engine import engine_of
+from tests.conformance import twin_kafka
+from tests.conformance.twin_kafka import KafkaCleaner, KafkaRefusedError
+from tests.torture import Tally, parser
+from tests.torture.scratch import scratch
+from tests.torture.twin_draws import LARGE_MAP, TOPIC, Drawn, draw_log
+from tests.torture.twin_rules import ENDS, rule_of
+from tests.torture.twin_spoils import spoil
+from tests.torture.twin_views import Difference, View, differences, kafkas_view, our_view
+from tests.torture.workers import Workers
+
+_LOGS: Final = 3_000
+_QUICK: Final = 40
+_PORTION: Final = 10
+_ROUNDS_MAX: Final = 4
+_LATER_MS: Final = (0, 1_000, 200_000, 2 * 86_400_000)
+
+
+@dataclass
+class Judged:
+    """What came of some logs."""
+
+    count: int = 0
+    compared: int = 0
+    """Views that were compared."""
+    known: Counter[str] = field(default_factory=Counter)
+    """Differences by the rule that knows them."""
+    styles: Counter[str] = field(default_factory=Counter)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    """A case, and a difference that nobody knows."""
+
+
+class Pair:
+    """One log, in both hands."""
+
+    def __init__(self, seed: int, case: int, kafka: KafkaCleaner, directory: Path) -> None:
+        self.case = case
+        self._draw = random.Random(f"{seed}:{case}")
+        self._kafka = kafka
+        self._directory = directory
+        self.found: list[Difference] = []
+        """Differences that no rule knows."""
+        self.known: Counter[str] = Counter()
+        self.compared = 0
+        self.drawn = draw_log(self._draw, kafka, directory / "drawn", "drawn")
+        spoil(self._draw, self.drawn, kafka)
+        self.drawn.write_root()
+        self._now_ms = self.drawn.now_ms
+
+    def __str__(self) -> str:
+        drawn = self.drawn
+        told = f"{drawn.style}, {'clean' if drawn.is_clean else 'killed'}, start {drawn.log_start}"
+        told += f", recovery point {drawn.recovery_point}, dirty from {drawn.first_dirty}"
+        return f"{told}, {'; '.join(drawn.spoiled) or 'unspoiled'}"
+
+    def run(self) -> None:
+        """Compare after each step, up to the first one with a difference."""
+        kafkas = Path(shutil.copytree(self.drawn.root, self._directory / "kafkas"))
+        ours = Path(shutil.copytree(self.drawn.root, self._directory / "ours"))
+        theirs = self._load("loaded", kafkas, self.drawn)
+        if theirs is None or not self._open("loaded", ours, theirs, self.drawn):
+            return
+        adopt(ours, config={TOPIC: self.drawn.config}, now_ms=self._now_ms)
+        with kafkalog.open(ours) as log:
+            self._compare("adopted", theirs, our_view(log, theirs.times))
+            if "compact" in self.drawn.config["cleanup.policy"] and not self._is_over:
+                self._clean(log)
+            if not self._is_over:
+                self._retain(log)
+            if self._is_over:
+                self._kafka.drop("kafkas")
+                return
+            theirs = kafkas_view(self._kafka, "kafkas", self._now_ms)
+            mine = our_view(log, theirs.times)
+            self._compare("in the end", theirs, mine)
+        self._kafka.close("kafkas")
+        if not self._is_over:
+            release(ours, now_ms=self._now_ms)
+            self._exchange(kafkas, ours, theirs, mine)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the two cannot go on alike."""
+        return bool(self.found) or any(rule in self.known for rule in ENDS)
+
+    # --- both load -------------------------------------------------------------------------------
+
+    def _load(self, stage: str, root: Path, drawn: Drawn) -> View | None:
+        name = root.name
+        try:
+            self._kafka.load(
+                self._now_ms,
+                name,
+                root / f"{TOPIC}-0",
+                drawn.config,
+                is_clean=drawn.is_clean,
+                log_start=drawn.log_start,
+                recovery_point=drawn.recovery_point,
+            )
+        except KafkaRefusedError as fault:
+            told = self._refusal(self.drawn.root if stage == "loaded" else root)
+            self._note(Difference(stage, "load", str(fault), told))
+            return None
+        return kafkas_view(self._kafka, name, self._now_ms)
+
+    def _refusal(self, root: Path) -> str:
+        try:
+            with kafkalog.open(root) as log:
+                return str(log.offsets(TOPIC)[0])
+        except KafkaLogError as fault:
+            return f"{type(fault).__name__}: {fault}"
+
+    def _open(self, stage: str, root: Path, theirs: View, drawn: Drawn) -> bool:
+        """Read a directory as it is; returns whether nothing differs."""
+        try:
+            with kafkalog.open(root) as log:
+                loaded = _loaded(root, drawn, self._now_ms)
+                self._compare(stage, theirs, our_view(log, theirs.times, loaded, self._now_ms))
+        except KafkaLogError as fault:
+            told = f"{type(fault).__name__}: {fault}"
+            self._note(Difference(stage, "load", f"[{theirs.start}, {theirs.end})", told))
+            return False
+        return not self.found
+
+    def _compare(self, stage: str, theirs: View, ours: View) -> None:
+        self.compared += 1
+        for difference in differences(stage, theirs, ours):
+            self._note(difference)
+            if self._is_over:
+                return  # the others follow from it
+
+    def _note(self, difference: Difference) -> None:
+        rule = rule_of(difference, self.drawn)
+        if rule is None:
+            self.found.append(difference)
+        else:
+            self.known[rule] += 1
+
+    # --- both work -------------------------------------------------------------------------------
+
+    def _clean(self, log: KafkaLog) -> None:
+        checkpoint = self.drawn.first_dirty
+        config = CleanerConfig(merge_batches=self._draw.random() < 0.5)
+        for number in range(_ROUNDS_MAX):
+            self._now_ms += self._draw.choice(_LATER_MS)
+            try:
+                kafkas = self._kafka.clean(self._now_ms, "kafkas", checkpoint, LARGE_MAP)
+                told = str(kafkas.end)
+            except KafkaRefusedError as fault:
+                told = str(fault)
+            else:
+                if kafkas.end is None:
+                    return
+            stats = manager.clean_filthiest(engine_of(log), now_ms=self._now_ms, config=config)
+            end = log.describe(TOPIC).partitions[0].first_dirty_offset
+            ours = str(None if stats is None else stats.error or end)
+            if told != ours:
+                self._note(Difference(f"round {number}", "round", told, ours))
+                return
+            assert kafkas.end is not None
+            checkpoint = kafkas.end
+            theirs = kafkas_view(self._kafka, "kafkas", self._now_ms)
+            self._compare(f"round {number}", theirs, our_view(log, theirs.times))
+            if self.found:
+                return
+
+    def _retain(self, log: KafkaLog) -> None:
+        self._now_ms += self._draw.choice(_LATER_MS)
+        start = self._kafka.retain(self._now_ms, "kafkas")
+        engine_of(log).apply_retention(now_ms=self._now_ms)
+        ours = log.offsets(TOPIC)[0][0]
+        if start != ours:
+            self._note(Difference("retention", "start", start, ours))
+
+    # --- each loads what the other has left ------------------------------------------------------
+
+    def _exchange(self, kafkas: Path, ours: Path, theirs: View, mine: View) -> None:
+        left = Drawn(kafkas, "", self.drawn.config, self._now_ms, theirs.start, is_clean=True)
+        left.recovery_point = theirs.end
+        left.write_root()
+        restarted = Path(shutil.copytree(kafkas, self._directory / "restarted"))
+        again = self._load("their restart", restarted, left)
+        if again is None or not self._open("theirs in our hands", kafkas, again, left):
+            return
+        returned = self._load("ours in their hands", ours, left)
+        if returned is not None:
+            if mine.start < mine.end:  # else no epoch is left after another restart
+                mine = replace(mine, epochs=again.epochs, producers=again.producers)
+            self._compare("ours in their hands", returned, mine)
+        self._kafka.drop("restarted")
+        self._kafka.drop("ours")
+
+
+def _loaded(root: Path, drawn: Drawn, now_ms: int) -> LoadedPartition:
+    return load_partition(
+        root / f"{TOPIC}-0",
+        TOPIC,
+        0,
+        log_start=drawn.log_start,
+        recovery_point=drawn.recovery_point,
+        is_clean=drawn.is_clean,
+        now_ms=now_ms,
+    )
+
+
+@cache
+def kafka_of(scratch: str) -> KafkaCleaner:
+    """Start the Java process of this process; it ends when its input does."""
+    logging.disable()
+    return KafkaCleaner(Path(scratch) / f"kafka-{os.getpid()}").__enter__()
+
+
+def judged(cases: tuple[int, ...], seed: int, scratch: str) -> Judged:
+    """Return what comes of some logs."""
+    result = Judged()
+    kafka = kafka_of(scratch)
+    for case in cases:
+        directory = Path(scratch) / f"{os.getpid()}-{case}"
+        directory.mkdir()
+        told = ""
+        try:
+            pair = Pair(seed, case, kafka, directory)
+            told = str(pair)
+            pair.run()
+        except Exception as fault:  # whatever it is, it is a fault of one of both
+            result.faults.append((case, f"{told}: {type(fault).__name__}: {fault}"))
+            for name in ("drawn", "kafkas", "restarted", "ours"):
+                kafka.drop(name)
+        else:
+            result.compared += pair.compared
+            result.styles[pair.drawn.style] += 1
+            result.known += pair.known
+            result.faults += [(case, f"{pair}: {difference}") for difference in pair.found]
+        result.count += 1
+        shutil.rmtree(directory, ignore_errors=True)
+    return result
+
+
+def chosen(options: argparse.Namespace) -> Iterator[tuple[int, ...]]:
+    """Yield the cases, by portions."""
+    if options.only:
+        yield tuple(map(int, options.only.split()))
+        return
+    count = _QUICK if options.quick else options.logs
+    for first in range(0, count, _PORTION):
+        yield tuple(range(first, min(first + _PORTION, count)))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Draw, compare and report."""
+    made = parser("twin", __doc__)
+    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    made.add_argument("--logs", type=int, default=_LOGS, help=f"logs to be drawn ({_LOGS:,})")
+    options = made.parse_args(arguments)
+    tally = Tally("twin", "logs in Kafka's hands and in ours", options, target=_LOGS)
+    reason = twin_kafka.fault()
+    if reason:
+        tally.skipped = reason
+        tally.report()
+        raise SystemExit(1 if os.environ.get("CI") else 0)
+    known: Counter[str] = Counter()
+    styles: Counter[str] = Counter()
+    compared = 0
+    with scratch("twin") as directory:
+        work = partial(judged, seed=options.seed, scratch=str(directory))
+        portions = [*chosen(options)]
+        with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
+            is_alone = options.jobs == 1 or len(portions) == 1
+            results = map(work, portions) if is_alone else workers.results(work, portions)
+            for result in results:
+                tally.tried(result.count)
+                compared += result.compared
+                known += result.known
+                styles += result.styles
+                for case, told in result.faults:
+                    tally.violated(str(case), told)
+        if is_alone:
+            kafka_of(str(directory)).__exit__(None, None, None)
+            kafka_of.cache_clear()
+    for rule, count in known.most_common():
+        print(f"twin: {count:,} differences: {rule}", file=sys.stderr)
+    tally.more["comparisons"] = compared
+    tally.more["known_differences"] = known.total()
+    tally.report()
+
+
+if __name__ == "__main__":
+    main()

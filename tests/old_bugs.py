@@ -79,7 +79,7 @@ OLD_BUGS: Final = (
         before="self.has_new_name = size == 0",
         after="self.has_new_name = False",
         tests=("torture/test_failed_calls.py::test_the_name_of_an_emptied_segment_is_synced",),
-        sign="committed records are lost",
+        sign="is lost",
     ),
     OldBug(
         name="batch-twice",

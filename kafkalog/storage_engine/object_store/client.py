@@ -109,6 +109,7 @@ class ObjectClient:
                 f"{address}: the package obstore is missing. Run: pip install obstore"
             ) from None
         self._obstore: Any = obstore
+        self._errors = (obstore.exceptions.BaseError, OSError, ValueError)
         self._patience_s = patience_s
         self._timeout_s = timeout_s
         self._stores: dict[tuple[float, float | None], Any] = {}
@@ -159,8 +160,8 @@ class ObjectClient:
 
         Raises StorageError.
         """
-        store = self._waiting(sum(map(len, data)), self._patience_s)
-        self._ask(
+        store = self._waiting(sum(map(len, data)), None)
+        self._repeated(
             PUT,
             name,
             lambda: self._obstore.put(store, self._key(name), [*data], use_multipart=False),
@@ -179,7 +180,7 @@ class ObjectClient:
         list are then tried, until that one is alone.
         """
         try:
-            self._ask(DELETE, "", lambda: self._obstore.delete(self._store, [*keys]))
+            self._repeated(DELETE, "", lambda: self._obstore.delete(self._once, [*keys]))
         except ObjectMissingError:
             half = len(keys) // 2
             for part in (keys[:half], keys[half:]) if half else ():
@@ -395,7 +396,26 @@ class ObjectClient:
         return self._stores[wanted]
 
     def _read(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
-        """Send a request that changes nothing, again and again while it fails and patience lasts.
+        """Send a request that changes nothing, as `_repeated` does, when the store has room for it.
+
+        A store that asks for fewer requests gets fewer at once.
+        """
+
+        def throttled() -> _T:
+            with self.throttle.turn() as turn:
+                try:
+                    found = act()
+                    self.throttle.raise_a_little()
+                    return found
+                except self._errors as fault:
+                    if isinstance(self._described(kind, name, fault), OverloadedError):
+                        self.throttle.halve(turn)
+                    raise
+
+        return self._repeated(kind, name, throttled, requests=requests)
+
+    def _repeated(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
+        """Send a request again and again while it fails and patience lasts.
 
         An answer that says for certain that the object is missing, or that the store will never
         answer otherwise, ends it.
@@ -404,18 +424,13 @@ class ObjectClient:
         def repeated() -> _T:
             end, pause = time.monotonic() + self._patience_s, _FIRST_PAUSE_S
             while True:
-                with self.throttle.turn() as turn:
-                    try:
-                        found = self._done(kind, name, act)
-                        self.throttle.raise_a_little()
-                        return found
-                    except (ObjectMissingError, PermanentError):
+                try:
+                    return self._done(kind, name, act)
+                except (ObjectMissingError, PermanentError):
+                    raise
+                except StorageError:
+                    if time.monotonic() >= end:
                         raise
-                    except StorageError as fault:
-                        if isinstance(fault, OverloadedError):
-                            self.throttle.halve(turn)
-                        if time.monotonic() >= end:
-                            raise
                 time.sleep(min(pause, max(0.0, end - time.monotonic())) * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -434,9 +449,12 @@ class ObjectClient:
         error: Exception | None = None
         try:
             return act()
-        except (self._obstore.exceptions.BaseError, OSError, ValueError) as fault:
+        except self._errors as fault:
             error = fault
-        raise described(kind, self._place(name), error)  # outside of the handler: without context
+        raise self._described(kind, name, error)  # outside of the handler: without context
+
+    def _described(self, kind: str, name: str, fault: Exception) -> StorageError:
+        return described(kind, self._place(name), fault)
 
     def _check_length(self, name: str, expected: int, found: int) -> None:
         if expected != found:

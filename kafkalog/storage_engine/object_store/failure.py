@@ -14,9 +14,15 @@ from kafkalog.errors import StorageError
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
-_PASSING: Final = ("408", "409", "412", "425", "429")
-"""The statuses below 500 of requests that may succeed if they are repeated."""
+_PASSING: Final = frozenset({"408", "409", "412", "425", "429", "500", "502", "503", "504"})
+"""The statuses of requests that may succeed if they are repeated; all others are final."""
+_PASSING_CODES: Final = frozenset({"RequestTimeout", "IncompleteBody", "InternalError", "SlowDown"})
+"""The codes of a store that say so whatever the status: S3 answers a slow body with 400."""
 _OVERLOADED: Final = ("429", "503")
+_REGION: Final = (
+    "The bucket is in another region, or at another address. Set store.region or AWS_REGION to its "
+    "region, and correct store.endpoint if there is one."
+)
 _ADVICE: Final = {
     "RequestTimeTooSkewed": "Set the clock of this host.",
     "NoSuchBucket": "Create the bucket, or correct the address.",
@@ -26,7 +32,17 @@ _ADVICE: Final = {
     "401": "Give this process credentials that the store knows.",
     "429": "Send fewer requests, and try again.",
     "503": "Send fewer requests, and try again.",
+    "AuthorizationHeaderMalformed": _REGION,
+    "ExpiredToken": "Give this process credentials that have not expired.",
+    "301": _REGION,
+    "307": _REGION,
+    "400": "Correct the address, the region and the credentials: it does not take such a request.",
+    "404": "Create the bucket, or correct the address.",
+    "405": "Use a store that takes this request, or correct the address.",
+    "501": "Use a store that has this request (conditional PUT, LIST from a name on), or correct "
+    "the address.",
 }
+_ADVICE_OF_FINAL: Final = "Correct the address, or use another store."
 _INSTANCE: Final = "169.254.169.254"
 """The server of a cloud's instance, which is asked for credentials if there are none."""
 _NO_CREDENTIALS: Final = (
@@ -40,9 +56,15 @@ _WORDS: Final = {
     "ConnectionRefused": "nobody answers at its address. Correct the address, or try again.",
     "dns error": "its host has no address. Correct the address.",
     "StartTooLarge": "the object is shorter than the range. It was changed; restore it.",
+    "BadScheme": "its address begins with http://, which is not encrypted and has to be allowed. "
+    "Set store.allow_http to true, or AWS_ALLOW_HTTP=true for s3 and AZURE_ALLOW_HTTP=true for "
+    "az; or use https://.",
+    "BareRedirect": f"the store sent this request elsewhere and did not say where. {_REGION}",
+    "MissingEtag": "the answer has no ETag, so a log cannot be kept there. Correct the address, or "
+    "use another store.",
 }
 """The meaning of words that the text of an error without a status may hold."""
-_FINAL: Final = ("MissingAccessKey", "StartTooLarge")
+_FINAL: Final = ("MissingAccessKey", "StartTooLarge", "BadScheme", "BareRedirect", "MissingEtag")
 """Those of them with which a repeated request would fail too."""
 
 
@@ -74,14 +96,21 @@ def described(request: str, place: str, error: Exception) -> StorageError:
     """Return the error to raise for a request on a place; it has no cause and no secret."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
-    if isinstance(error, FileNotFoundError) and not any(word in text for word in _NO_BUCKET):
+    is_missing = isinstance(error, FileNotFoundError)
+    if is_missing and request == "PUT" and status and not (code and code[1] == "NoSuchKey"):
+        is_missing = False  # there is no bucket to write to, and this store does not say so
+    if is_missing and not any(word in text for word in _NO_BUCKET):
         return ObjectMissingError(f"{place}: the object is missing. Restore it, or read again.")
     if _INSTANCE in text:
         return PermanentError(f"{place}: {_NO_CREDENTIALS}")
     found = [code[1]] if code else []
+    is_final = status is not None and status[1] not in _PASSING
+    is_final = is_final and _PASSING_CODES.isdisjoint(found)
     if status:
-        found.append(status[1])
-        advice = next((_ADVICE[word] for word in found if word in _ADVICE), "Try again.")
+        if is_final or status[1] in _PASSING:
+            found.append(status[1])
+        otherwise = _ADVICE_OF_FINAL if is_final else "Try again."
+        advice = next((_ADVICE[word] for word in found if word in _ADVICE), otherwise)
         answer = f"{status[1]} {code[1]}" if code else status[1]
         problem = f"the store answered {answer} to {request}. {advice}"
     else:
@@ -94,6 +123,6 @@ def described(request: str, place: str, error: Exception) -> StorageError:
         made = RefusedError
     elif status and status[1] in _OVERLOADED:
         made = OverloadedError
-    elif status and status[1].startswith("4") and status[1] not in _PASSING:
+    elif is_final:
         made = PermanentError
     return made(f"{place}: {problem}")

@@ -289,14 +289,15 @@ class RangeReader:
                 fail=self.options.fail_on_data_loss,
             )
             start, end = max(start, first), min(end, last)
-        for loss in snapshot.losses(start, end):
+        wants_all = end == self.options.latest_offset(state)
+        for loss in snapshot.losses(start, last if wants_all else end):
             report_data_loss(
                 "COULD_NOT_READ_OFFSET_RANGE", f"{loss}", fail=self.options.fail_on_data_loss
             )
             if loss.start <= start:
                 start = min(loss.end, end)
             elif loss.end >= end:
-                end = loss.start
+                end = min(end, loss.start)
         snapshot.lost = ()
         if start < end and end > self.options.latest_offset(state):
             raise InvalidInputError(

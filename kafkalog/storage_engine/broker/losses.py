@@ -60,6 +60,8 @@ def find_losses(
         log_start = max(log_start, epochs[0])  # retention deleted what was below
     found = lost_segments(directory, segments, log_start=log_start, is_live=checkpointed.is_live)
     if not checkpointed.is_live:
+        # Between the last segment and a lost one, a compaction may have taken all.
+        end_offset = max([end_offset, *(loss.end for loss in found)])
         others = [
             *_lost_first(directory, segments, checkpointed, epochs),
             *_holes(directory, segments, checkpointed, log_start),

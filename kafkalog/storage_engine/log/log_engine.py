@@ -206,7 +206,8 @@ class LogEngine(LogStore):
         """Yield the records of `[start, end)`, by default from log start to the last stable offset.
 
         Nothing at or above that is read, nor are aborted transactions; with read_uncommitted both
-        are, up to the high watermark. Raises OffsetOutOfRangeError, which names the valid range.
+        are, up to the high watermark. Raises OffsetOutOfRangeError, which names the valid range,
+        and StorageError for records that are gone.
         """
         from kafkalog.schema import chosen_columns
 
@@ -215,6 +216,7 @@ class LogEngine(LogStore):
         end = None if end is None else whole_number("end", end)
         with self.snapshot(topic, partition, start=start) as snapshot:
             first = snapshot.state.log_start_offset if start is None else start
+            snapshot.check_not_lost(first, snapshot.state.high_watermark if end is None else end)
             visible = time_offsets.end_offset(snapshot.state, isolation_level)
             last = max(first, visible) if end is None else end
             if first <= last <= snapshot.state.high_watermark:

@@ -239,7 +239,7 @@ class DirectorySnapshot(PartitionSnapshot):
         """Yield the segments that may hold offsets of [start, end), window by window."""
         if end > self.state.high_watermark:
             raise self._out_of_range(end, self.state)
-        self._check_not_lost(start, end)
+        self.check_not_lost(start, end)
         _check_present(self.directory, self.segments, self.state, start, end)
         if self._held:
             yield from self._held_segments(start, end)
@@ -273,7 +273,7 @@ class DirectorySnapshot(PartitionSnapshot):
 
     def whole_segments(self) -> Sequence[OpenSegmentFile]:
         """Return all segments, open and ascending, of a snapshot that was opened `whole`."""
-        self._check_not_lost(self.state.log_start_offset, self.state.high_watermark)
+        self.check_not_lost(self.state.log_start_offset, self.state.high_watermark)
         _check_present(
             self.directory,
             self.segments,

@@ -80,14 +80,12 @@ class PartitionSnapshot(ABC):
     def losses(self, start: int, end: int) -> list[Loss]:
         """Return the losses that have an offset of [start, end).
 
-        A read up to the last stable offset wants all that is committed. A loss above may have taken
-        the marker of a transaction, which holds that offset back.
+        A loss may have taken the marker of a transaction, which then holds back the last stable
+        offset. So a caller that wants all committed records asks up to the high watermark.
         """
-        if end == self.state.last_stable_offset:
-            end = self.state.high_watermark
         return [loss for loss in self.lost if loss.start < end and loss.end > start]
 
-    def _check_not_lost(self, start: int, end: int) -> None:
+    def check_not_lost(self, start: int, end: int) -> None:
         """Raise StorageError if a record of [start, end) is gone."""
         for loss in self.losses(start, end):
             advice = "restore it from a copy or another replica"

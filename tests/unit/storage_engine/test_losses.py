@@ -16,7 +16,8 @@ from kafkalog.errors import DataLossError, StorageError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
-from tests.builders.batch_builder import batch
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
+from tests.builders.batch_builder import COMMIT, batch, marker
 from tests.builders.log_contents import records
 from tests.builders.segment_files import name, write_segment
 from tests.unit.datasource.logs import read_batch
@@ -108,6 +109,38 @@ def test_losses_show_in_a_rescued_partition_alone(root: BrokerRoot, case: str) -
     assert damage(root.path / "t-0")
     with pytest.raises(StorageError, match="are lost"):
         records(kafkalog.open(root.path), "t")
+
+
+def test_what_a_compaction_took_below_a_lost_segment_is_not_lost(root: BrokerRoot) -> None:
+    remove(root, 60)
+    root.checkpoint(CLEANER, {"t-0": 90})
+    assert damage(root.path) == []
+    remove(root, 90, ".log")
+    assert [finding.path.name for finding in damage(root.path)] == [name(90, ".log")]
+    log = kafkalog.open(root.path)
+    found = [offset for each in log.read("t", 0, 0, 90) for offset in each.column("offset")]
+    assert [offset.as_py() for offset in found] == [*range(60)]
+    with pytest.raises(StorageError, match="the offsets 90 to 99 are lost"):
+        records(log, "t")
+
+
+def test_a_lost_marker_of_a_transaction_hides_no_loss(tmp_path: Path) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    directory = root.partition("t-0", (0,), 10)
+    write_segment(directory, 10, [batch(10, 5, of=7), batch(15, 5)])
+    write_segment(directory, 20, [marker(20, COMMIT, 7, timestamp=NOW_MS)])
+    (directory / name(10, ".snapshot")).write_bytes(pack_snapshot([]))
+    root.checkpoint(RECOVERY_POINT, {"t-0": 21})
+    root.shut_down()
+    assert len(records(kafkalog.open(root.path), "t")) == 20
+    (directory / name(20, ".log")).unlink()
+    log = kafkalog.open(root.path)
+    with pytest.raises(StorageError, match="the offsets 20 to 20 are lost"):
+        records(log, "t")
+    assert sum(each.num_rows for each in log.read("t", 0, 0, 20)) == 10
+    with pytest.raises(DataLossError, match="the offsets 20 to 20 are lost"):
+        read_batch(root.path, subscribe="t")
+    assert len(read_batch(root.path, subscribe="t", failOnDataLoss="false")) == 10
 
 
 def test_spark_passes_a_loss_over_only_when_it_is_told_to(root: BrokerRoot) -> None:

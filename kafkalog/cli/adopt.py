@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.arguments import LogPath, TopicConfigs
 from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
@@ -31,14 +31,7 @@ EXAMPLES: Final = (
 
 def command(
     path: LogPath,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            metavar="TOPIC:NAME=VALUE",
-            help="A topic's config; * for all topics; repeatable.",
-        ),
-    ] = None,
+    config: TopicConfigs = None,
     metadata: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="The broker's metadata.log.dir, if it is another one."),

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from kafkalog.cli.app.arguments import TOPIC_HELP, topic_names
+from kafkalog.cli.app.arguments import TOPIC_HELP, TopicConfigs, topic_names
 from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
@@ -53,14 +53,7 @@ def command(
             autocompletion=topic_names,
         ),
     ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config",
-            metavar="TOPIC:NAME=VALUE",
-            help="A config that a broker's topic had; * for all topics; repeatable.",
-        ),
-    ] = None,
+    config: TopicConfigs = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Copy, and print what was added to each partition."""

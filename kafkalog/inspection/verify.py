@@ -27,10 +27,10 @@ from kafkalog.errors import (
 from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
-from kafkalog.storage_engine.broker import metadata_log
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import find_partitions, topics_in_metadata
 from kafkalog.storage_engine.broker.loader import remote_notice
+from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import directory_signs
@@ -123,10 +123,13 @@ def _root(
     for name in ROOT_CHECKPOINTS:
         checkpoints[name] = {}
         yield from _read_checkpoint(root / name, checkpoints[name], faults)
-    about = _Root(root, checkpoints, _configs(root) if state is None else {})
+    metadata: Mapping[str, BrokerTopic] = {}
     aside: Mapping[Path, tuple[_Key, str]] = {}
-    if state is None:
-        aside = _set_aside([root, *(each for each in beside if each != root)])
+    if state is None:  # as readers decide it
+        roots = [root, *(each for each in beside if each != root)]
+        metadata, _ = topics_in_metadata(roots)
+        aside = find_partitions(roots, metadata).set_aside
+    about = _Root(root, checkpoints, metadata)
     for partition in sorted(present):
         if topic in (None, partition[0]):
             path = root / layout.partition_directory(*partition)
@@ -149,43 +152,27 @@ def _root(
         yield from _foreign(root, state, aside)
 
 
-def _set_aside(roots: Sequence[Path]) -> Mapping[Path, tuple[_Key, str]]:
-    """Return the directories that a broker's log does without, as readers decide it."""
-    metadata, _ = topics_in_metadata(roots)
-    return find_partitions(roots, metadata).set_aside
-
-
 @dataclass(frozen=True, slots=True)
 class _Root:
     path: Path
     checkpoints: _Checkpoints
-    configs: Mapping[str, Mapping[str, str]]
-    """Of a broker's topics, by name."""
+    topics: Mapping[str, BrokerTopic]
+    """Those of a broker's cluster, as far as they are known."""
 
     def of(self, partition: tuple[str, int]) -> Checkpointed:
         """Return what is known of a broker's partition."""
         # In an adopted directory, internal topics stay the broker's.
-        mark = layout.CLEAN_ASIDE if self._is_ours else layout.CLEAN_SHUTDOWN
+        is_ours = (self.path / layout.COMMIT).exists()
+        mark = layout.CLEAN_ASIDE if is_ours else layout.CLEAN_SHUTDOWN
+        known = self.topics.get(partition[0])
         return Checkpointed.of(
             self.checkpoints,
             partition,
-            self.configs.get(partition[0], {}),
+            {} if known is None else known.config,
             root=self.path,
             is_clean=(self.path / mark).exists(),
-            is_live=not self._is_ours and locks.RootLock(self.path).is_held_alone(),
+            is_live=not is_ours and locks.RootLock(self.path).is_held_alone(),
         )
-
-    @property
-    def _is_ours(self) -> bool:
-        return (self.path / layout.COMMIT).exists()
-
-
-def _configs(root: Path) -> Mapping[str, Mapping[str, str]]:
-    """Return the configs of a broker's topics; none if the cluster's metadata is damaged."""
-    try:
-        return {topic.name: topic.config for topic in metadata_log.read_topics(root).values()}
-    except (KafkaLogError, OSError):
-        return {}
 
 
 def log_size(root: Path, topic: str | None = None) -> int:

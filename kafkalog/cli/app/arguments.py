@@ -52,6 +52,15 @@ ReadablePath: TypeAlias = Annotated[
     ),
 ]
 """A log of kafkalog, or the directories of a broker."""
+TopicConfigs: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="TOPIC:NAME=VALUE",
+        help="A config that a broker's topic has; * for all topics; repeatable.",
+    ),
+]
+"""What a broker's directory may not say; `topic_configs` parses it."""
 Topic: TypeAlias = Annotated[
     str,
     typer.Argument(

@@ -62,8 +62,6 @@ def _units(name: str) -> Mapping[str, int]:
 
 def topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
     """Return the configs by topic of arguments `topic:name=value`; raises InvalidInputError."""
-    from kafkalog.errors import InvalidInputError
-
     found: dict[str, dict[str, str]] = {}
     for text in given:
         topic, colon, rest = text.partition(":")

@@ -39,7 +39,7 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class FoundPartitions:
-    """What lies in the directories of one broker."""
+    """The partitions in the directories of one broker."""
 
     directories: Mapping[Key, Path]
     """The partitions of the log."""
@@ -56,7 +56,7 @@ class FoundPartitions:
 
     @property
     def notices(self) -> list[str]:
-        """What is not as a broker would have it, a sentence each."""
+        """A sentence for each thing that a broker would not have so."""
         aside = [f"{path}: set aside: {why}" for path, (_, why) in sorted(self.set_aside.items())]
         deleted = [
             f"topic {name!r}: the cluster's metadata here does not have it, so it was deleted, or "
@@ -120,7 +120,7 @@ def decide(
 ) -> FoundPartitions:
     """Return which of the directories with a partition's name belong to the log.
 
-    `futures` are the `-future` directories beside them.
+    `futures` are the `-future` directories next to them.
     """
     aside: dict[Path, tuple[Key, str]] = {}
     named: dict[str, list[tuple[Key, Path, str | None]]] = {}

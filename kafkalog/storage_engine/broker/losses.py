@@ -1,7 +1,7 @@
 """Find the records that a broker's partition has lost, although each file that is left is sound.
 
 A `.log` file is easily lost: by an ignore file, an exclude rule of rsync, a bad sector in a
-directory. What is left then shows that it was there:
+directory. The other files then show that it was there:
 
 - *An index without its `.log`*. Kafka renames the `.log` first when it deletes a segment, so an
   index with entries remains alone only if the `.log` was lost.
@@ -14,7 +14,7 @@ directory. What is left then shows that it was there:
   Without checkpoints it reaches its last producer snapshot and leader epoch.
 
 After a power cut a log may end above the recovery point and below the high watermark. The broker
-goes on without these records and fetches them from another replica (`Loss.is_unsynced`).
+starts without these records and fetches them from another replica (`Loss.is_unsynced`).
 
 Kafka: LogLoader.load, UnifiedLog.roll, LogSegment.deleteIfExists, LeaderEpochFileCache,
 LogManager.checkpointLogStartOffsetsInDir.
@@ -51,8 +51,8 @@ def find_losses(
 ) -> tuple[Loss, ...]:
     """Return what a partition of a broker has lost, ascending; see the module.
 
-    `segments` are the live ones, and `end_offset` is where the log ends now. Of a live broker only
-    lost segments are found, since its checkpoints lag behind. Raises OSError.
+    `segments` are the live ones, and `end_offset` is where the log ends now. The checkpoints of a
+    live broker lag behind, so only its lost segments are found. Raises OSError.
     """
     epochs = _epoch_starts(directory)
     log_start = checkpointed.log_start or 0

@@ -26,7 +26,8 @@ _COMMAND_MAX: Final = 120
 def reported(paths: Sequence[str], patience_s: float) -> Iterator[None]:
     """Log a warning while the block waits for the lock of the first file, again and again.
 
-    Who holds that lock may wait for those of the other files itself; their holders are named too.
+    The holder of that lock may itself wait for those of the other files, so their holders are named
+    too.
     """
     begun = time.monotonic()
     is_over = threading.Event()

@@ -27,7 +27,7 @@ TRANSACTION: Final = ("txnVersion", "give a higher txnVersion")
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchPlan:
-    """What Spark's checkpoint says of a micro-batch, and of the one before it."""
+    """Spark's checkpoint about a micro-batch, and about the one before it."""
 
     ends: str
     """The ends of its sources: `OffsetLogEntry.ends`."""
@@ -91,7 +91,7 @@ def last_batch(state: State, writer: Writer, now_ms: int) -> WriterState | None:
 def is_new(
     state: State, writer: Writer | None, rows: int, now_ms: int, *, reset_writer: bool
 ) -> bool:
-    """Return whether a batch is to be committed; False for a retry.
+    """Return True for a batch that must be committed, False for a retry.
 
     Raises CommitConflictError for a batch that does not fit, unless `reset_writer`.
     """

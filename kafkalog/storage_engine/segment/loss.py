@@ -33,7 +33,7 @@ class Loss:
 
     @property
     def what(self) -> str:
-        """What is lost, in words."""
+        """The loss in words."""
         if self.start == self.end:
             return f"the log's end at offset {self.end} is lost"
         return f"the records of the offsets {self.start} to {self.end - 1} are lost"
@@ -45,7 +45,7 @@ class Loss:
 def lost_segments(
     directory: Path, segments: Sequence[SegmentFiles], *, log_start: int, is_live: bool = False
 ) -> list[Loss]:
-    """Return the segments of which only the indexes are left.
+    """Return the segments that have indexes and no `.log`.
 
     `segments` are the live ones; those that end at or below `log_start` are nobody's any more. A
     live broker may be deleting a segment while the directory is listed.

@@ -4,7 +4,7 @@ A time index has no checksum. It may be lost, short, old, or that of another fil
 entries may still name a batch that exists. Only the batches themselves say that none of them is
 younger, so whoever decides by the age of a segment asks here. Reading all headers of a large file
 takes a moment. Therefore this process keeps what it found for as long as the file stays the same,
-and goes on from there when it grows.
+and reads only what is new when it grows.
 
 Kafka: LogSegment.largestTimestamp, which believes the last entry of the time index.
 """
@@ -42,7 +42,7 @@ _KEPT_MAX: Final = 4096
 
 @dataclass(slots=True)
 class SegmentTimes:
-    """What the batches up to byte `end` say; times are epoch milliseconds, -1 for none."""
+    """The times of the batches up to byte `end`, in epoch milliseconds; -1 for none."""
 
     end: int = 0
     """The byte after the last whole batch; a damaged log may have more."""

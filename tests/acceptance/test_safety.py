@@ -65,7 +65,7 @@ def shared() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o027, 0o077])
-def test_files_are_the_owners_to_write_and_the_umask_is_kept(
+def test_files_have_the_rights_that_the_umask_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
 ) -> None:
     opened: set[int] = set()
@@ -99,13 +99,13 @@ def test_files_are_the_owners_to_write_and_the_umask_is_kept(
     suffixes = {path.suffix for path in root.rglob("*") if path.is_file()}
     assert suffixes >= {".log", ".index", ".timeindex", ".deleted", ".keys", ".lock", ".snapshot"}
     check_modes(root, mask)
-    assert opened == {0o644}
+    assert opened == {0o666}
 
 
 def check_modes(root: Path, mask: int) -> None:
     for path in [root, *root.rglob("*")]:
-        most = (0o777 if path.is_dir() else 0o644) & ~mask
-        assert path.stat().st_mode & 0o777 == most, path
+        expected = (0o777 if path.is_dir() else 0o666) & ~mask
+        assert path.stat().st_mode & 0o777 == expected, path
 
 
 def test_another_user_reads_a_log_and_is_told_why_it_cannot_write(shared: Path) -> None:

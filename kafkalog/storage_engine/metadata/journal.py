@@ -322,9 +322,12 @@ class Journal:
         fault = self._missing(replay.state, after.state)
         if fault is None:
             return after
+        marked = "has no mark of its publication"
+        if replay.header.outlived:
+            marked += " (or lost it, because the machine has started again since)"
         lost = (
-            f"record {number}, at byte {replay.end}, was never published, and what it appended is "
-            f"not here ({fault})"
+            f"record {number}, at byte {replay.end}, {marked}, and what it appended is not here "
+            f"({fault})"
         )
         return dataclasses.replace(replay, lost=lost)
 

@@ -18,7 +18,6 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.log.log_engine import now_of
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
@@ -371,13 +370,9 @@ class KafkaLog:
         Raises InvalidInputError when the log is closed.
         """
         self._check_open()
-        if isinstance(self._engine, ObjectLog):
-            from kafkalog.cleaner.report.store_report import status_store
-
-            return status_store(self._engine.store_state(), _clock(now_ms)())
         from kafkalog.cleaner.report.status import status
 
-        return status(engine_of(self), _clock(now_ms)())
+        return status(self._engine, _clock(now_ms)())
 
     def explain(self, topic: str | None = None, *, now_ms: int | None = None) -> list[Explanation]:
         """Say in sentences why each partition, of a topic or of all, is or is not being cleaned.
@@ -385,13 +380,9 @@ class KafkaLog:
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
-        if isinstance(self._engine, ObjectLog):
-            from kafkalog.cleaner.report.store_report import explain_store
-
-            return explain_store(self._engine.store_state(), topic, _clock(now_ms)())
         from kafkalog.cleaner.report.explain import explain_topics
 
-        return explain_topics(engine_of(self), topic, _clock(now_ms)())
+        return explain_topics(self._engine, topic, _clock(now_ms)())
 
     # --- erasing ---------------------------------------------------------------------------------
 

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.report.store_report import report, status_store
+from kafkalog.cleaner.report.store_report import report
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -86,9 +85,7 @@ class CleanerMetrics:
             yield from _of_store(self._engine, time_ms)
 
     def _partitions(self, time_ms: int) -> list[PartitionStatus]:
-        if isinstance(self._engine, ObjectLog):
-            return status_store(self._engine.store_state(), time_ms)
-        return status(engine_of(self._engine), time_ms)
+        return status(self._engine, time_ms)
 
     def _of_cleaner(self) -> _Figures:
         last = self._cleaner.last_stats

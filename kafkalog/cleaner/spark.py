@@ -66,6 +66,8 @@ def clean(
 def _chosen(engine: LogEngine, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
     if not isinstance(engine, ObjectLog):
         return choose(engine_of(engine), topic, force=force, now_ms=now_ms()).partitions
+    if force:
+        store_manager.roll_active(engine, topic, now_ms=now_ms())
     store_manager.regroup_due(engine, now_ms=now_ms(), force=force)
     state = engine.store_state()
     return store_manager.choose(state, topic, force=force, now_ms=now_ms()).partitions

@@ -88,11 +88,9 @@ def _passed_over(log: LogEngine, topic: str | None, results: list[CleanerStats])
 
 
 def _statuses(log: LogEngine) -> list[PartitionStatus]:
-    """Return the partitions' states in a directory; of an object store nothing is passed over."""
     from kafkalog.cleaner.report.status import status
-    from kafkalog.storage_engine.engine import Engine
 
-    return status(log, clock.now_ms()) if isinstance(log, Engine) else []
+    return status(log, clock.now_ms())
 
 
 def _stable_ends(log: LogEngine) -> dict[tuple[str, int], int]:

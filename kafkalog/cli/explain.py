@@ -4,8 +4,9 @@ For each partition it says what keeps cleaners away: another policy, a fault, or
 It says what the partition waits for: a dirty ratio, a lag, an open transaction, or an active
 segment that is not full. It also says whether any cleaner runs.
 
-Of a log in an object store it says what the planner of regroups, cleanings and merges decides, and
-by which figures. Nothing is written, and no records are read.
+A log in an object store gets the same answers, except that no one can know whether a cleaner runs
+somewhere. `kafkalog status` says when its fresh objects are regrouped. Nothing is written, and no
+records are read.
 """
 
 from __future__ import annotations
@@ -35,16 +36,10 @@ def command(
 ) -> None:
     """Print the findings about each partition."""
     from kafkalog.cleaner.report.explain import explain_topics
-    from kafkalog.cleaner.report.store_report import explain_store
-    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.fs import clock
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     with open_readable(path) as log:
-        if isinstance(log, ObjectLog):
-            explanations = explain_store(log.store_state(), topic, clock.now_ms())
-        else:
-            explanations = explain_topics(engine_of(log), topic, clock.now_ms())
+        explanations = explain_topics(log, topic, clock.now_ms())
     for explanation in explanations:
         if json:
             print_json(row(explanation))

@@ -11,31 +11,33 @@ from kafkalog.cli.terminal.output import json_row
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from kafkalog.cleaner.report.reported_directory import ReportedDirectory
     from kafkalog.cleaner.report.status import PartitionStatus
-    from kafkalog.cleaner.schedule.scheduler import Plans
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.metadata.state import State, WriterState
+    from kafkalog.storage_engine.metadata.state import PartitionState, State, WriterState
 
 
 def status_rows(
-    path: str, log: Engine, topic: str | None = None, plans: Plans | None = None
+    path: str, log: Engine, topic: str | None = None, plans: ReportedDirectory | None = None
 ) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
-    from kafkalog.cleaner.report.status import status
+    from kafkalog.cleaner.report.reported_directory import ReportedDirectory
+    from kafkalog.cleaner.report.status import status_of
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.metadata import address
 
     state = log.state()
-    now_ms = clock.now_ms() if plans is None else plans.now_ms
+    plans = ReportedDirectory(log, clock.now_ms()) if plans is None else plans
+    now_ms = plans.now_ms
     found = [log_row(root, state) for root in address.directories(path)]
     if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
         found.append(cleaner_row(log))
         found += writer_rows(state)
         found += staged_rows(log.root, state, now_ms)
         found += pin_rows(log.root, now_ms)
-    return [*found, *_partitions(status(log, now_ms, topic, plans), state)]
+    return [*found, *_partitions(status_of(plans, topic), state)]
 
 
 def log_row(root: Path, state: State) -> dict[str, Any]:
@@ -77,24 +79,28 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
         known = state.topics.get(status.topic)
         if known is None:
             continue
-        partition = known.partitions[status.partition]
-        last = status.last_cleaning
-        yield {
-            "type": "partition",
-            "topic": status.topic,
-            "partition": status.partition,
-            **json_row(status, "log_start_offset", "first_dirty_offset"),
-            "firstUncleanableOffset": status.first_uncleanable_offset,
-            "lastStableOffset": partition.last_stable_offset,
-            "highWatermark": status.high_watermark,
-            "leaderEpoch": partition.leader_epoch,
-            "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
-            **json_row(status, "clean_bytes", "dirty_bytes", "uncleanable_bytes"),
-            "dirtyRatio": round(status.dirty_ratio, 6),
-            **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
-            "lastCleaning": None if last is None else cleaning_row(last),
-            **json_row(status, "state", "reason", "reason_code"),
-        }
+        yield partition_row(status, known.partitions[status.partition])
+
+
+def partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, Any]:
+    """Return the JSON object of a partition, in a directory or in an object store."""
+    last = status.last_cleaning
+    return {
+        "type": "partition",
+        "topic": status.topic,
+        "partition": status.partition,
+        **json_row(status, "log_start_offset", "first_dirty_offset"),
+        "firstUncleanableOffset": status.first_uncleanable_offset,
+        "lastStableOffset": state.last_stable_offset,
+        "highWatermark": status.high_watermark,
+        "leaderEpoch": state.leader_epoch,
+        "bytes": status.clean_bytes + status.dirty_bytes + status.uncleanable_bytes,
+        **json_row(status, "clean_bytes", "dirty_bytes", "uncleanable_bytes"),
+        "dirtyRatio": round(status.dirty_ratio, 6),
+        **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
+        "lastCleaning": None if last is None else cleaning_row(last),
+        **json_row(status, "state", "reason", "reason_code"),
+    }
 
 
 def cleaning_row(last: LastCleaning) -> dict[str, int]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cli.status_rows import writer_rows
+from kafkalog.cli.status_rows import partition_row, writer_rows
 from kafkalog.cli.terminal.output import json_row, print_line, print_table
 
 if TYPE_CHECKING:
@@ -21,11 +21,14 @@ def store_rows(
 
     The requests are all those that the log has sent since it was opened.
     """
-    from kafkalog.cleaner.report.store_report import report, status_store
+    from kafkalog.cleaner.report.reported_store import ReportedStore
+    from kafkalog.cleaner.report.status import status_of
+    from kafkalog.cleaner.report.store_report import report
     from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
     found = report(state, now_ms)
-    statuses = {(each.topic, each.partition): each for each in status_store(state, now_ms)}
+    reported = ReportedStore(str(log.root), state, now_ms)
+    statuses = status_of(reported, topic)
     requests = dict(log.client.counts)
     row = {
         "type": "log",
@@ -42,30 +45,15 @@ def store_rows(
         "requests": requests,
         "requestsPrice": S3_STANDARD.of(requests),
     }
-    return [row, *writer_rows(state.log), *_partitions(state, topic, statuses)]
+    return [row, *writer_rows(state.log), *_partitions(state, statuses)]
 
 
-def _partitions(
-    state: StoreState, wanted: str | None, statuses: Mapping[tuple[str, int], PartitionStatus]
-) -> Iterator[dict[str, Any]]:
-    for name, topic in sorted(state.log.topics.items()):
-        for number, held in topic.present() if wanted in (None, name) else ():
-            status = statuses[name, number]
-            extents = [extent for _, extent in state.extents(topic.topic_id, number)]
-            yield {
-                "type": "partition",
-                "topic": name,
-                "partition": number,
-                "logStartOffset": held.log_start_offset,
-                "lastStableOffset": held.last_stable_offset,
-                "highWatermark": held.high_watermark,
-                "extents": len(extents),
-                "bytes": sum(extent.size for extent in extents),
-                **json_row(status, "first_dirty_offset", "clean_bytes", "dirty_bytes"),
-                "uncleanableBytes": status.uncleanable_bytes,
-                "dirtyRatio": round(status.dirty_ratio, 6),
-                **json_row(status, "state", "reason"),
-            }
+def _partitions(state: StoreState, statuses: Sequence[PartitionStatus]) -> Iterator[dict[str, Any]]:
+    for status in statuses:
+        known = state.log.topic(status.topic)
+        extents = state.extents(known.topic_id, status.partition)
+        row = partition_row(status, known.partitions[status.partition])
+        yield {**row, "extents": len(extents)}
 
 
 def print_store(rows: list[dict[str, Any]]) -> None:
@@ -85,14 +73,17 @@ def print_store(rows: list[dict[str, Any]]) -> None:
     print_line(f"regroup: {log['regroup']}. {log['regroupReason']}")
     print_line("")
     names = ["logStartOffset", "lastStableOffset", "highWatermark", "extents", "bytes"]
-    names += ["dirtyRatio", "state", "reason"]
+    names += ["dirtyRatio", "state"]
     print_table(
         [
             *("topic", "partition", "log start", "last stable", "high watermark", "extents"),
             *("bytes", "dirty ratio", "state", "reason"),
         ],
         [
-            [row["topic"], row["partition"], *(row[name] for name in names)]
+            [
+                *(row["topic"], row["partition"], *(row[name] for name in names)),
+                row["reasonCode"] or row["reason"],
+            ]
             for row in rows
             if row["type"] == "partition"
         ],

@@ -8,18 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.report.explain import Reason, duration, explain
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.erasure.topic_files import FileKind
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.log.log_engine import LogEngine
-    from kafkalog.storage_engine.object_store.store_state import StoreState
 
 _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
@@ -61,13 +57,10 @@ def residuals(
     if not left:
         return []
     config = TopicConfig.parse(engine.describe(topic).config)
-    if isinstance(engine, ObjectLog):
-        obstacles = _stored_obstacles(engine.known_state, topic, config, now_ms)
-    else:
-        obstacles = {
-            explanation.partition: [one for one in explanation.findings if one.code in _OBSTACLES]
-            for explanation in explain(engine_of(engine), topic, now_ms)
-        }
+    obstacles = {
+        explanation.partition: [one for one in explanation.findings if one.code in _OBSTACLES]
+        for explanation in explain(engine, topic, now_ms)
+    }
     return [
         residual
         for file in left
@@ -79,32 +72,6 @@ def residuals(
             was_erased=was_erased,
         )
     ]
-
-
-def _stored_obstacles(
-    state: StoreState, topic: str, config: TopicConfig, now_ms: int
-) -> dict[int, list[Reason]]:
-    """Return what keeps a forced cleaning of a log in an object store from each partition."""
-    known = state.log.topic(topic)
-    found: dict[int, list[Reason]] = {}
-    for number, held in known.present():
-        reasons = found[number] = []
-        cleaned = state.cleaned_of(known.topic_id, number)
-        text = None if cleaned is None else cleaned.notes.get(layout.UNCLEANABLE)
-        mark = None if text is None else uncleanable_of(text)
-        if mark is not None:
-            sentence = f"The partition could not be cleaned: {mark.reason.rstrip('.')}."
-            reasons.append(Reason("uncleanable", sentence))
-        if held.last_stable_offset < held.high_watermark:
-            sentence = f"A transaction is open from offset {held.last_stable_offset}."
-            reasons.append(Reason("transaction", sentence))
-        extents = state.extents(known.topic_id, number)
-        youngest_ms = max(map(state.time_of, extents), default=-1)
-        until_ms = youngest_ms + config.min_compaction_lag_ms
-        if config.min_compaction_lag_ms and until_ms > now_ms:
-            sentence = "It has records younger than min.compaction.lag.ms."
-            reasons.append(Reason("lag", sentence, until_ms=until_ms))
-    return found
 
 
 def _of_file(

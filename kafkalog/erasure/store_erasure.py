@@ -77,6 +77,7 @@ class StoreErasure:
             return found
 
         wanted = {(self._topic_id, number) for number in partitions}
+        store_manager.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
         store_manager.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
         found = [self._clean(number, erased, progress) for number in partitions]
         return [stats for stats in found if stats is not None]

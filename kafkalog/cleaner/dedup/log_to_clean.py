@@ -2,7 +2,8 @@
 
 A log has a *clean* section, which holds each key once, then a *dirty* one, then an uncleanable one.
 The clean and the dirty section end at segment bases, but the first dirty offset may lie within a
-segment after the offset map was full. The plan needs only names, sizes and indexes.
+segment after the offset map was full. The plan needs only the sizes and times of segments, whether
+they are files or runs of objects.
 
 Kafka: LogToClean, and the methods cleanableOffsets and maxCompactionDelay of LogCleanerManager.
 """
@@ -10,9 +11,11 @@ Kafka: LogToClean, and the methods cleanableOffsets and maxCompactionDelay of Lo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Protocol
 
 from kafkalog.cleaner.dedup.delete_horizon import is_told, read_delete_horizon
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
@@ -25,16 +28,34 @@ from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at
 
 
+class TimedSegment(Protocol):
+    """A segment of either kind of log, as far as the plan needs it; times may take a read."""
+
+    @property
+    def base_offset(self) -> int:
+        """Its first offset."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    def largest_timestamp(self) -> int:
+        """Return the largest timestamp of its records (ms), or else the age of what holds them."""
+
+    def first_timestamp(self) -> int | None:
+        """Return the largest timestamp of its first batch (ms).
+
+        It is -1 if that has none; None if nobody has recorded it.
+        """
+
+
 @dataclass(frozen=True, slots=True)
-class LogToClean:
-    """A partition's sections, in offsets and bytes."""
+class CleaningPlan:
+    """A partition's sections, in offsets and bytes; the same for both kinds of log."""
 
     topic: str
     partition: int
-    directory: Path
     config: TopicConfig
-    segments: tuple[SegmentFiles, ...]
-    """The live segments that reach above the log start, ascending, the active one last."""
     first_dirty_offset: int
     first_uncleanable_offset: int
     """The limit by the rules and by pins; rounded down to a segment's base it is `end`."""
@@ -51,6 +72,11 @@ class LogToClean:
     """Whether that time has come."""
     is_awaited: bool
     """Whether tasks read a changelog; until they end, the cleaner begins nothing."""
+    lagging: tuple[int, int] | None
+    """The first dirty offset that min.compaction.lag.ms holds back, and the largest timestamp of
+    its segment (ms); None if it holds nothing back."""
+    has_closed_dirty: bool
+    """Whether any dirty record is outside the active segment."""
 
     @property
     def dirty_ratio(self) -> float:
@@ -83,6 +109,121 @@ class LogToClean:
         return self.is_horizon_due or self.cleanable_bytes > 0 or self.end > self.first_dirty_offset
 
 
+def plan_cleaning(
+    topic: str,
+    partition: int,
+    *,
+    config: TopicConfig,
+    state: PartitionState,
+    active_base: int,
+    segments: Sequence[TimedSegment],
+    clean_bytes: int,
+    total_bytes: int,
+    now_ms: int,
+    pinned_offset: int,
+    horizon_ms: int | None,
+    is_horizon_due: bool,
+    is_awaited: bool = False,
+) -> CleaningPlan:
+    """Plan the cleaning of a partition; it ends below `pinned_offset`, which a reader needs.
+
+    `segments` are those that reach above the log start, ascending, the active one last.
+    `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
+    """
+    first_dirty = valid_first_dirty_offset(state)
+    closed = [s for s in segments if s.base_offset < active_base]
+    ends = [*(s.base_offset for s in segments[1:]), active_base]
+    dirty = [s for s, end in zip(closed, ends, strict=False) if end > first_dirty]
+    uncleanable = min(active_base, state.last_stable_offset, pinned_offset)
+    lagging = None
+    if config.min_compaction_lag_ms > 0:
+        for segment in dirty:
+            latest_ms = segment.largest_timestamp()
+            if latest_ms > now_ms - config.min_compaction_lag_ms:
+                lagging = max(segment.base_offset, first_dirty), latest_ms
+                uncleanable = min(uncleanable, segment.base_offset)
+                break
+    uncleanable = max(uncleanable, first_dirty)
+
+    bases = [s.base_offset for s in segments]
+    end = first_dirty
+    if uncleanable >= active_base:
+        end = max(end, active_base)
+    elif (place := bisect_right(bases, uncleanable) - 1) >= 0:
+        end = max(end, bases[place])
+    cleanable = [s for s in dirty if s.base_offset < end] if end > first_dirty else []
+    cleanable_bytes = sum(s.size for s in cleanable)
+    return CleaningPlan(
+        topic=topic,
+        partition=partition,
+        config=config,
+        first_dirty_offset=first_dirty,
+        first_uncleanable_offset=uncleanable,
+        end=end,
+        clean_bytes=clean_bytes,
+        cleanable_bytes=cleanable_bytes,
+        uncleanable_bytes=max(0, total_bytes - clean_bytes - cleanable_bytes),
+        compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
+        earliest_delete_horizon_ms=horizon_ms,
+        is_horizon_due=is_horizon_due or (horizon_ms is not None and horizon_ms <= now_ms),
+        is_awaited=is_awaited,
+        lagging=lagging,
+        has_closed_dirty=any(
+            each.size and end.base_offset > first_dirty for each, end in pairwise(segments)
+        ),
+    )
+
+
+def _compaction_delay_ms(
+    cleanable: Sequence[TimedSegment], config: TopicConfig, now_ms: int
+) -> int:
+    """Return how long max.compaction.lag.ms has demanded a cleaning.
+
+    A first timestamp that nobody has recorded may be older than the lag, so it counts as a
+    millisecond older.
+    """
+    if config.max_compaction_lag_ms >= layout.INT64_MAX:
+        return 0
+    latest_ms = now_ms - config.max_compaction_lag_ms
+    times = [s.first_timestamp() for s in cleanable]
+    firsts = [latest_ms - 1 if first is None else first for first in times]
+    known = [first for first, time in zip(firsts, times, strict=True) if time is None or first > 0]
+    return max(0, latest_ms - min(known)) if known else 0
+
+
+# --- in a directory ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LogToClean(CleaningPlan):
+    """The plan of a partition in a directory, with its files."""
+
+    directory: Path
+    segments: tuple[SegmentFiles, ...]
+    """The live segments that reach above the log start, ascending, the active one last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FileTimes:
+    """The times of a segment in a file."""
+
+    files: SegmentFiles
+
+    @property
+    def base_offset(self) -> int:
+        return self.files.base_offset
+
+    @property
+    def size(self) -> int:
+        return self.files.size
+
+    def largest_timestamp(self) -> int:
+        return largest_timestamp(self.files, self.files.size)
+
+    def first_timestamp(self) -> int:
+        return _first_timestamp(self.files)
+
+
 def log_to_clean(
     topic: str,
     partition: int,
@@ -95,55 +236,35 @@ def log_to_clean(
     pinned_offset: int = layout.INT64_MAX,
     is_awaited: bool = False,
 ) -> LogToClean:
-    """Plan the cleaning of a partition; it ends below `pinned_offset`, which a reader needs."""
+    """Plan the cleaning of a partition in a directory, as `plan_cleaning` does."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
         s.size for s in segments if s.base_offset < min(first_dirty, state.active_base)
     )
     segments = _wanted(segments, state)
-    closed = [s for s in segments if s.base_offset < state.active_base]
-    ends = [*(s.base_offset for s in segments[1:]), state.active_base]
-    dirty = [s for s, end in zip(closed, ends, strict=False) if end > first_dirty]
-    uncleanable = min(state.active_base, state.last_stable_offset, pinned_offset)
-    if config.min_compaction_lag_ms > 0:
-        for segment in dirty:
-            if largest_timestamp(segment, segment.size) > now_ms - config.min_compaction_lag_ms:
-                uncleanable = min(uncleanable, segment.base_offset)
-                break
-    uncleanable = max(uncleanable, first_dirty)
-
-    bases = [s.base_offset for s in segments]
-    end = first_dirty
-    if uncleanable >= state.active_base:
-        end = max(end, state.active_base)
-    elif (place := bisect_right(bases, uncleanable) - 1) >= 0:
-        end = max(end, bases[place])
-    cleanable = [s for s in dirty if s.base_offset < end] if end > first_dirty else []
-    cleanable_bytes = sum(s.size for s in cleanable)
-    horizon = read_delete_horizon(directory, first_dirty)
     # The horizons of segments that a broker has cleaned are unknown until they are read.
     has_foreign = any(
-        s.size and s.base_offset < min(first_dirty, state.listed_from) for s in closed
+        s.size and s.base_offset < min(first_dirty, state.listed_from, state.active_base)
+        for s in segments
     )
-    is_unknown = has_foreign and not is_told(directory)
-    return LogToClean(
-        topic=topic,
-        partition=partition,
-        directory=directory,
+    plan = plan_cleaning(
+        topic,
+        partition,
         config=config,
-        segments=segments,
-        first_dirty_offset=first_dirty,
-        first_uncleanable_offset=uncleanable,
-        end=end,
+        state=state,
+        active_base=state.active_base,
+        segments=[_FileTimes(segment) for segment in segments],
         clean_bytes=clean_bytes,
-        cleanable_bytes=cleanable_bytes,
-        uncleanable_bytes=max(0, total - clean_bytes - cleanable_bytes),
-        compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
-        earliest_delete_horizon_ms=horizon,
-        is_horizon_due=is_unknown or (horizon is not None and horizon <= now_ms),
+        total_bytes=total,
+        now_ms=now_ms,
+        pinned_offset=pinned_offset,
+        horizon_ms=read_delete_horizon(directory, first_dirty),
+        is_horizon_due=has_foreign and not is_told(directory),
         is_awaited=is_awaited,
     )
+    fields = {name: getattr(plan, name) for name in CleaningPlan.__slots__}
+    return LogToClean(**fields, directory=directory, segments=segments)
 
 
 def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:
@@ -160,31 +281,49 @@ def group_segments_by_size(
     max_size: int,
     max_index_size: int,
     end: int,
+    segment_of: Callable[[int], int] = lambda base_offset: base_offset,
 ) -> list[list[SegmentFiles]]:
     """Group consecutive segments so that a group fits into one segment (rules C45, C46).
 
     The sums of the `.log` sizes and of both index sizes keep their limits, and a group's offsets
     span at most 2^31-1. A segment ends where the next one begins, the last one at `end`. A segment
-    that is too large is a group of its own.
+    that is too large is a group of its own. Files of which `segment_of` returns one base offset are
+    one segment, unless they are too large together.
     """
     groups: list[list[SegmentFiles]] = []
     totals = (0, 0, 0)
     limits = (max_size, max_index_size, max_index_size)
-    for place, segment in enumerate(segments):
-        figures = (segment.size, _size(segment.index), _size(segment.time_index))
-        following = segments[place + 1].base_offset if place + 1 < len(segments) else end
+    wholes = [*_wholes(segments, max_size, segment_of)]
+    for place, whole in enumerate(wholes):
+        figures = (
+            sum(segment.size for segment in whole),
+            sum(_size(segment.index) for segment in whole),
+            sum(_size(segment.time_index) for segment in whole),
+        )
+        following = wholes[place + 1][0].base_offset if place + 1 < len(wholes) else end
         sums = tuple(a + b for a, b in zip(totals, figures, strict=True))
         if (
             groups
             and all(total <= limit for total, limit in zip(sums, limits, strict=True))
-            and (segment.size == 0 or following - 1 - groups[-1][0].base_offset <= layout.INT32_MAX)
+            and (figures[0] == 0 or following - 1 - groups[-1][0].base_offset <= layout.INT32_MAX)
         ):
-            groups[-1].append(segment)
+            groups[-1] += whole
             totals = (sums[0], sums[1], sums[2])
         else:
-            groups.append([segment])
+            groups.append(whole)
             totals = figures
     return groups
+
+
+def _wholes(
+    segments: Sequence[SegmentFiles], max_size: int, segment_of: Callable[[int], int]
+) -> Iterator[list[SegmentFiles]]:
+    for _, files_of_one in groupby(segments, key=lambda each: segment_of(each.base_offset)):
+        whole = [*files_of_one]
+        if sum(segment.size for segment in whole) <= max_size:
+            yield whole
+        else:
+            yield from ([segment] for segment in whole)
 
 
 def _size(path: Path) -> int:
@@ -192,15 +331,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
-
-
-def _compaction_delay_ms(
-    cleanable: Sequence[SegmentFiles], config: TopicConfig, now_ms: int
-) -> int:
-    if config.max_compaction_lag_ms >= layout.INT64_MAX:
-        return 0
-    firsts = [first for s in cleanable if (first := _first_timestamp(s)) > 0]
-    return max(0, now_ms - config.max_compaction_lag_ms - min(firsts)) if firsts else 0
 
 
 def _first_timestamp(segment: SegmentFiles) -> int:

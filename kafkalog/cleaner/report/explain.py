@@ -11,24 +11,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
-from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans, may_be_cleaned
-from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
-from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
+from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
+from kafkalog.cleaner.report.reported import reported
+from kafkalog.cleaner.report.reported_log import BROKERS, COPY
+from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.metadata.directory_signs import is_copy
-from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segment_times import largest_timestamp
-from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.cleaner.report.reported_log import ReportedLog, ReportedPartition
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
@@ -79,22 +74,26 @@ class Explanation:
 
 
 def explain(
-    engine: Engine, topic: str, now_ms: int, plans: Plans | None = None
+    engine: LogEngine, topic: str, now_ms: int, found: ReportedLog | None = None
 ) -> list[Explanation]:
     """Explain each partition of a topic, with the plans of now; raises UnknownTopicError."""
-    known = engine.describe(topic)
-    plans = Plans(engine, now_ms) if plans is None else plans
-    is_running = is_cleaner_running(engine.root)
-    return [
-        _explained(engine, topic, partition, plans, is_running) for partition, _ in known.present()
-    ]
+    log = reported(engine, now_ms) if found is None else found
+    return [_explained(log, topic, partition) for partition, _ in engine.describe(topic).present()]
 
 
-def explain_topics(engine: Engine, topic: str | None, now_ms: int) -> list[Explanation]:
+def explain_topics(engine: LogEngine, topic: str | None, now_ms: int) -> list[Explanation]:
     """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
-    plans = Plans(engine, now_ms)
-    names = engine.topics() if topic is None else [topic]
-    return [each for name in names for each in explain(engine, name, now_ms, plans)]
+    return explain_reported(reported(engine, now_ms), topic)
+
+
+def explain_reported(log: ReportedLog, topic: str | None) -> list[Explanation]:
+    """Explain each partition of a topic, or of all, as of a report; raises UnknownTopicError."""
+    names = sorted(log.state.topics) if topic is None else [log.state.topic(topic).name]
+    return [
+        _explained(log, name, partition)
+        for name in names
+        for partition, _ in log.state.topics[name].present()
+    ]
 
 
 def utc_time(time_ms: int) -> str:
@@ -105,65 +104,61 @@ def utc_time(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-def _explained(
-    engine: Engine, topic: str, partition: int, plans: Plans, is_running: bool | None
-) -> Explanation:
-    now_ms = plans.now_ms
+def _explained(reported: ReportedLog, topic: str, partition: int) -> Explanation:
+    now_ms = reported.now_ms
     try:
-        log, state = plans.of(topic, partition)
+        log, state = reported.of(topic, partition)
     except (OSError, KafkaLogError) as fault:
         files.pass_on(fault)
         text = f"It cannot be read: {fault_reason(fault)}."
         remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
-        unreadable = _told(Reason("unreadable", text, remedy), engine, topic)
+        unreadable = _told(Reason("unreadable", text, remedy), reported, topic)
         return Explanation(topic, partition, False, (unreadable,))
-    found = [*_refusals(engine, log, now_ms)]
-    known = plans.state.topics[topic]
-    is_tried = may_be_cleaned(engine, topic, known, partition, now_ms) and all(
-        one.code == "uncleanable" for one in found
-    )
+    place = reported.partition(topic, partition)
+    found = [*_refusals(reported, place, log, now_ms)]
+    known, mark = reported.state.topics[topic], place.mark()
+    is_tried = not place.is_paused() and (mark is None or mark.is_due(known.config, now_ms))
+    is_tried &= all(one.code == "uncleanable" for one in found)
     if log.config.is_compacted:
         if log.is_eligible:
             reasons = [*_reasons_to_clean(log)]
-            reasons += [one for _, one in _barriers(engine, log, state, plans)]
+            reasons += [one for _, one in _barriers(reported, log, state)]
         else:
-            reasons = [*waits(engine, log, state, plans)]
+            reasons = [*waits(reported, log, state)]
         # Where cleaners are kept away, what helps otherwise does not.
         found += [one if not found else replace(one, remedy=None) for one in reasons]
         if is_tried:
-            found += _cleaners(log, state, is_running)
-        found += _tombstones(log, now_ms)
-    findings = tuple(_told(one, engine, topic) for one in found)
+            found += _cleaners(log, state, place, reported.is_cleaner_running)
+        found += _tombstones(log, place, now_ms)
+    findings = tuple(_told(one, reported, topic) for one in found)
     return Explanation(topic, partition, log.is_eligible and is_tried, findings)
 
 
-def _told(found: Reason, engine: Engine, topic: str) -> Reason:
+def _told(found: Reason, reported: ReportedLog, topic: str) -> Reason:
     """Return a finding with names in its remedy, whose commands are between backticks."""
     if found.remedy is None:
         return found
     parts = [
-        part.replace("{path}", str(engine.root)).replace("{topic}", topic)
+        part.replace("{path}", reported.root).replace("{topic}", topic)
         for part in found.remedy.split("`")
     ]
     return replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
 
 
-def _is_owned(engine: Engine) -> bool:
-    return (engine.root / layout.COMMIT).exists()
-
-
 # --- what keeps every cleaner away ---------------------------------------------------------------
 
 
-def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
-    if is_copy(engine.root):
+def _refusals(
+    reported: ReportedLog, place: ReportedPartition, log: CleaningPlan, now_ms: int
+) -> Iterator[Reason]:
+    if reported.owner == COPY:
         yield Reason(
             "broker",
             "It is in a copy of a broker's partitions, which kafkalog only reads.",
             "`kafkalog adopt {path}`",
         )
         return
-    if not _is_owned(engine):
+    if reported.owner == BROKERS:
         yield Reason(
             "broker",
             "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
@@ -181,17 +176,17 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
             _ALTER + "cleanup.policy=compact`",
         )
         return
-    if is_being_cleaned(log.directory):
+    if place.is_being_cleaned():
         yield Reason("cleaning", "Some process cleans it, or deletes from it, at this moment.")
-    if is_paused(log.directory):
+    if place.is_paused():
         yield Reason(
             "paused",
             "Some process keeps cleaners away from it (abort_and_pause).",
             "it ends with that process, at the latest",
         )
-    mark = read_uncleanable(log.directory)
+    mark = place.mark()
     if mark is not None:
-        known = dict(engine.describe(log.topic).config)
+        known = reported.state.topic(log.topic).config
         since = f" since {utc_time(mark.since_ms)}" if mark.since_ms else ""
         times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
         is_retried = mark.retry_at_ms < layout.INT64_MAX
@@ -213,7 +208,7 @@ def _refusals(engine: Engine, log: LogToClean, now_ms: int) -> Iterator[Reason]:
 # --- what brings a cleaner -----------------------------------------------------------------------
 
 
-def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
+def _reasons_to_clean(log: CleaningPlan) -> Iterator[Reason]:
     config = log.config
     if log.dirty_ratio > config.min_cleanable_dirty_ratio:
         yield Reason(
@@ -246,7 +241,9 @@ def _reasons_to_clean(log: LogToClean) -> Iterator[Reason]:
         )
 
 
-def _cleaners(log: LogToClean, state: PartitionState, is_running: bool | None) -> Iterator[Reason]:
+def _cleaners(
+    log: CleaningPlan, state: PartitionState, place: ReportedPartition, is_running: bool | None
+) -> Iterator[Reason]:
     if not log.has_work and log.first_dirty_offset >= state.high_watermark:
         return
     if is_running:
@@ -258,44 +255,45 @@ def _cleaners(log: LogToClean, state: PartitionState, is_running: bool | None) -
         text = "No background cleaner runs on this log, in any process"
         remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, "
         remedy += "cleaner=True)"
-        if not may_clean(log.directory):
+        if not place.may_clean():
             text += ", and this one may not write the directory"
-            remedy = f"run one on a host and as a user that may write {log.directory}"
+            remedy = f"run one on a host and as a user that may write {place.place}"
         yield Reason("no cleaner", f"{text}.", remedy)
 
 
 # --- what lets it wait ---------------------------------------------------------------------------
 
 
-def waits(engine: Engine, log: LogToClean, state: PartitionState, plans: Plans) -> Iterator[Reason]:
+def waits(reported: ReportedLog, log: CleaningPlan, state: PartitionState) -> Iterator[Reason]:
     """Yield what a partition that is not cleaned now waits for; the first one is the answer."""
+    place = reported.partition(log.topic, log.partition)
     if state.high_watermark <= state.log_start_offset:
         yield Reason("empty", "It is empty.")
         return
     if log.first_dirty_offset >= state.high_watermark:
         yield Reason(
-            "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(log)}"
+            "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(place)}"
         )
         return
     if log.is_due:
         yield _awaited(log)
     elif log.cleanable_bytes > 0:
-        yield _ratio(log)
+        yield _ratio(log, place)
     # The barrier at the lowest offset comes first.
-    barriers = [*_barriers(engine, log, state, plans), *_active_segment(log, state)]
+    barriers = [*_barriers(reported, log, state), *_active_segment(log, state)]
     yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
 
 
 def _barriers(
-    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
+    reported: ReportedLog, log: CleaningPlan, state: PartitionState
 ) -> Iterator[tuple[int, Reason]]:
     """Yield what holds records back outside the active segment, each with its offset."""
-    yield from _transaction(engine, log, state)
-    yield from _lag(log, state, plans.now_ms)
-    yield from _pin(engine, log, state, plans)
+    yield from _transaction(reported, log, state)
+    yield from _lag(log, reported.now_ms)
+    yield from _pin(reported, log, state)
 
 
-def _awaited(log: LogToClean) -> Reason:
+def _awaited(log: CleaningPlan) -> Reason:
     bound = "; max.compaction.lag.ms bounds the wait"
     is_bounded = log.config.max_compaction_lag_ms < layout.INT64_MAX
     return Reason(
@@ -306,7 +304,7 @@ def _awaited(log: LogToClean) -> Reason:
     )
 
 
-def _ratio(log: LogToClean) -> Reason:
+def _ratio(log: CleaningPlan, place: ReportedPartition) -> Reason:
     wanted = log.config.min_cleanable_dirty_ratio
     text = (
         f"Its dirty ratio is {log.dirty_ratio:.2f} ({_size(log.cleanable_bytes)} of "
@@ -318,18 +316,16 @@ def _ratio(log: LogToClean) -> Reason:
         text += f": with {_size(max(missing, 1))} more in closed segments it does"
     return Reason(
         "ratio",
-        f"{text}.{_last(log)}",
+        f"{text}.{_last(place)}",
         f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
     )
 
 
-def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[int, Reason]]:
+def _active_segment(log: CleaningPlan, state: PartitionState) -> Iterator[tuple[int, Reason]]:
     base = max(state.active_base, log.first_dirty_offset)
     if base >= state.high_watermark:
         return
-    closed = zip(log.segments, log.segments[1:], strict=False)
-    is_all = not any(each.size and end.base_offset > log.first_dirty_offset for each, end in closed)
-    share = "Everything dirty is" if is_all else "The rest is"
+    share = "The rest is" if log.has_closed_dirty else "Everything dirty is"
     config = log.config
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
     if state.active_size >= config.segment_bytes:
@@ -353,26 +349,17 @@ def _active_segment(log: LogToClean, state: PartitionState) -> Iterator[tuple[in
 
 
 def _transaction(
-    engine: Engine, log: LogToClean, state: PartitionState
+    reported: ReportedLog, log: CleaningPlan, state: PartitionState
 ) -> Iterator[tuple[int, Reason]]:
     stable = state.last_stable_offset
     if stable >= state.high_watermark:
         return
     whose, since = "A transaction", ""
-    try:
-        with engine.snapshot(log.topic, log.partition, start=stable) as snapshot:
-            place = snapshot.position_of(stable)
-            if place is not None:
-                segment, position = place
-                with files.open_stream(segment.log) as file:
-                    header = header_at(FileBytes(file.fileno()), position, segment.size)
-                if header is not None and header.producer_id >= 0:
-                    whose = f"The transaction of producer {header.producer_id}"
-                if header is not None and header.max_timestamp >= 0:
-                    since = f", since {utc_time(header.max_timestamp)}"
-    except (OSError, KafkaLogError) as raised:
-        files.pass_on(raised)
-        # then the sentence does not name the producer
+    header = reported.batch_at(log.topic, log.partition, stable)
+    if header is not None and header.producer_id >= 0:
+        whose = f"The transaction of producer {header.producer_id}"
+    if header is not None and header.max_timestamp >= 0:
+        since = f", since {utc_time(header.max_timestamp)}"
     yield (
         stable,
         Reason(
@@ -384,39 +371,30 @@ def _transaction(
     )
 
 
-def _lag(log: LogToClean, state: PartitionState, now_ms: int) -> Iterator[tuple[int, Reason]]:
-    lag = log.config.min_compaction_lag_ms
-    if lag <= 0:
+def _lag(log: CleaningPlan, now_ms: int) -> Iterator[tuple[int, Reason]]:
+    if log.lagging is None:
         return
-    closed = [s for s in log.segments if s.base_offset < state.active_base]
-    ends = [*(s.base_offset for s in closed), state.active_base][1:]
-    for segment, end in zip(closed, ends, strict=True):
-        if end <= log.first_dirty_offset:
-            continue
-        latest = largest_timestamp(segment, segment.size)
-        if latest > now_ms - lag:
-            base = max(segment.base_offset, log.first_dirty_offset)
-            yield (
-                base,
-                Reason(
-                    "lag",
-                    f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
-                    f"follows from being cleaned until {utc_time(latest + lag)} at least.",
-                    f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
-                    latest + lag,
-                ),
-            )
-            return
+    lag = log.config.min_compaction_lag_ms
+    base, latest = log.lagging
+    yield (
+        base,
+        Reason(
+            "lag",
+            f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
+            f"follows from being cleaned until {utc_time(latest + lag)} at least.",
+            f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
+            latest + lag,
+        ),
+    )
 
 
 def _pin(
-    engine: Engine, log: LogToClean, state: PartitionState, plans: Plans
+    reported: ReportedLog, log: CleaningPlan, state: PartitionState
 ) -> Iterator[tuple[int, Reason]]:
-    topic_id = engine.describe(log.topic).topic_id
-    offset, until_ms = plans.pins.holder(log.topic, topic_id, log.partition)
+    offset, until_ms = reported.pin(log.topic, log.partition)
     if offset < min(state.active_base, state.last_stable_offset):
         # After its lease, a pin holds as long as a reader uses it.
-        is_leased = until_ms > plans.now_ms
+        is_leased = until_ms > reported.now_ms
         until = f"until {utc_time(until_ms)}, or later if the reader continues"
         yield (
             max(offset, log.first_dirty_offset),
@@ -434,11 +412,11 @@ def _pin(
 # --- what else is true ---------------------------------------------------------------------------
 
 
-def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Reason]:
+def _tombstones(log: CleaningPlan, place: ReportedPartition, now_ms: int) -> Iterator[Reason]:
     horizon = log.earliest_delete_horizon_ms
     if horizon is None or horizon <= now_ms:
         return
-    last = read_last_cleaning(log.directory)
+    last = place.last_cleaning()
     count = last.tombstones if last and last.end_offset == log.first_dirty_offset else 0
     what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
     yield Reason(
@@ -450,8 +428,8 @@ def _tombstones(log: LogToClean, now_ms: int) -> Iterator[Reason]:
     )
 
 
-def _last(log: LogToClean) -> str:
-    last = read_last_cleaning(log.directory)
+def _last(place: ReportedPartition) -> str:
+    last = place.last_cleaning()
     return "" if last is None else f" It was cleaned last at {utc_time(last.ended_ms)}."
 
 

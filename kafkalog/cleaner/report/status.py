@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.report.explain import waits
-from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans
-from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
-from kafkalog.cleaner.state.uncleanable import fault_reason, read_uncleanable
+from kafkalog.cleaner.report.reported import reported
+from kafkalog.cleaner.state.last_cleaning import LastCleaning
+from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
+    from kafkalog.cleaner.report.reported_log import ReportedLog
+    from kafkalog.storage_engine.log.log_engine import LogEngine
     from kafkalog.storage_engine.metadata.state import PartitionState
 
 
@@ -55,40 +55,43 @@ class PartitionStatus:
     """The last successful cleaning; None if there was none, or unknown."""
 
 
-def status(
-    engine: Engine, now_ms: int, topic: str | None = None, plans: Plans | None = None
-) -> list[PartitionStatus]:
+def status(engine: LogEngine, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
     """Return the status of every partition, in one topic or all; raises UnknownTopicError.
 
     A partition that cannot be read has the reason in its status.
     """
-    plans = Plans(engine, now_ms) if plans is None else plans
-    state = plans.state
+    return status_of(reported(engine, now_ms), topic)
+
+
+def status_of(log: ReportedLog, topic: str | None = None) -> list[PartitionStatus]:
+    """Return the status of every partition, as of a report, as `status` does."""
+    state = log.state
     names = sorted(state.topics) if topic is None else [state.topic(topic).name]
     found: list[PartitionStatus] = []
     for name in names:
         known = state.topics[name]
         for partition, _ in known.present():
             try:
-                found.append(_readable(engine, plans, name, partition))
+                found.append(_readable(log, name, partition))
             except (OSError, KafkaLogError) as fault:
                 files.pass_on(fault)
-                if not engine.has_topic(name, known.topic_id):
+                if not log.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
                 found.append(_unreadable(name, partition, known.partitions[partition], fault))
     return found
 
 
-def _readable(engine: Engine, plans: Plans, topic: str, partition: int) -> PartitionStatus:
-    log, state = plans.of(topic, partition)
-    mark = read_uncleanable(log.directory)
-    known = plans.state.topics[topic]
-    word = _word(log, state, is_marked=mark is not None, is_paused=is_paused(log.directory))
-    first = next(waits(engine, log, state, plans), None) if word == "not due" else None
+def _readable(reported: ReportedLog, topic: str, partition: int) -> PartitionStatus:
+    log, state = reported.of(topic, partition)
+    place = reported.partition(topic, partition)
+    mark = place.mark()
+    word = _word(log, state, is_marked=mark is not None, is_paused=place.is_paused())
+    first = next(waits(reported, log, state), None) if word == "not due" else None
     reason = None if mark is None else mark.reason
+    known = reported.state.topics[topic]
     if not known.knows_defaults and not known.config.get("cleanup.policy"):
         word = "policy unknown"
-    last = read_last_cleaning(log.directory)
+    last = place.last_cleaning()
     return PartitionStatus(
         topic=topic,
         partition=partition,
@@ -111,7 +114,7 @@ def _readable(engine: Engine, plans: Plans, topic: str, partition: int) -> Parti
     )
 
 
-def _word(log: LogToClean, state: PartitionState, *, is_marked: bool, is_paused: bool) -> str:
+def _word(log: CleaningPlan, state: PartitionState, *, is_marked: bool, is_paused: bool) -> str:
     if not log.config.is_compacted:
         return "not compacted"
     if is_paused:

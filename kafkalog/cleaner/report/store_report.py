@@ -1,7 +1,8 @@
-"""The state of a log in an object store, and why it is or is not regrouped, cleaned and merged.
+"""The figures of a log in an object store, and why it is or is not regrouped.
 
 Sizes, times and counts are those of the commit log, so a report sends no request of its own. The
-costs of reads and writes are counted from them. The reasons and figures are those of the planner.
+costs of reads and writes are counted from them. What `status` and `explain` say of partitions is
+what they say of a directory (`reported_log`).
 """
 
 from __future__ import annotations
@@ -10,18 +11,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.report.explain import Explanation, Reason
-from kafkalog.cleaner.report.status import PartitionStatus
 from kafkalog.cleaner.schedule.store_plan import (
-    CLEAN,
-    REGROUP,
     Decision,
     fresh_of,
     live_extents,
-    plan_of,
     regroup_of,
 )
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import deleted_after
 from kafkalog.storage_engine.object_store.fetched_ranges import RANGE_SIZE
@@ -87,97 +82,4 @@ def report(state: StoreState, now_ms: int, prices: Prices = S3_STANDARD) -> Stor
         write_amplification=(2 * size - fresh.size) / size if size else 1.0,
         read_price=prices.get * reads,
         regroup=regroup_of(state, now_ms),
-    )
-
-
-def word_of(state: StoreState, topic: str, partition: int, plan: Decision) -> tuple[str, str]:
-    """Return a partition's state in a word, and the reason, which is empty for `clean`.
-
-    A partition with records that wait, for whatever reason, is `not due`; it is not `clean`.
-    """
-    known = state.log.topic(topic)
-    cleaned = state.cleaned_of(known.topic_id, partition)
-    text = None if cleaned is None else cleaned.notes.get(layout.UNCLEANABLE)
-    mark = None if text is None else uncleanable_of(text)
-    if plan.code == "policy" or "dirtyRatio" not in plan.figures:
-        return "not compacted", plan.reason
-    if mark is not None:
-        return "uncleanable", mark.reason
-    if plan.act == CLEAN:
-        return "dirty", plan.reason
-    if plan.code in {"clean", "empty"}:
-        return "clean", ""
-    return "not due", plan.reason
-
-
-def status_store(state: StoreState, now_ms: int) -> list[PartitionStatus]:
-    """Return the status of each partition; the states are those of `word_of`."""
-    return [
-        _status(state, name, number, now_ms)
-        for name, known in sorted(state.log.topics.items())
-        for number, _ in known.present()
-    ]
-
-
-def _status(state: StoreState, topic: str, partition: int, now_ms: int) -> PartitionStatus:
-    held = state.log.topic(topic).partitions[partition]
-    plan = plan_of(state, topic, partition, now_ms)
-    word, reason = word_of(state, topic, partition, plan)
-    size = sum(each.extent.size for each in live_extents(state, topic, partition))
-    figures = plan.figures if "dirtyRatio" in plan.figures else {}
-    clean, dirty = int(figures.get("cleanBytes", 0)), int(figures.get("dirtyBytes", size))
-    return PartitionStatus(
-        topic=topic,
-        partition=partition,
-        log_start_offset=held.log_start_offset,
-        first_dirty_offset=held.first_dirty_offset,
-        first_uncleanable_offset=held.high_watermark,
-        high_watermark=held.high_watermark,
-        clean_bytes=clean,
-        dirty_bytes=dirty,
-        uncleanable_bytes=size - clean - dirty,
-        dirty_ratio=figures.get("dirtyRatio", 0.0),
-        state=word,
-        reason=reason or None,
-        last_stable_offset=held.last_stable_offset,
-        compaction_delay_ms=int(figures.get("compactionDelayMs", 0)),
-    )
-
-
-def explain_store(state: StoreState, topic: str | None, now_ms: int) -> list[Explanation]:
-    """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
-    names = sorted(state.log.topics) if topic is None else [topic]
-    return [each for name in names for each in _explained(state, name, now_ms)]
-
-
-def _explained(state: StoreState, topic: str, now_ms: int) -> list[Explanation]:
-    known = state.log.topic(topic)
-    regroup = regroup_of(state, now_ms)
-    found = []
-    for number, _ in known.present():
-        plan = plan_of(state, topic, number, now_ms)
-        word, reason = word_of(state, topic, number, plan)
-        code = {"uncleanable": "uncleanable", "clean": "all clean"}.get(word, _code(plan))
-        findings = [Reason(code, reason or plan.reason, until_ms=plan.until_ms)]
-        if plan.figures.get("freshBytes") or _has_fresh(state, topic, number):
-            cleaned = "" if word == "not compacted" else ", which are cleaned after a regroup"
-            fresh = f"It has fresh records{cleaned}. {regroup.reason}"
-            until_ms = None if regroup.act == REGROUP else regroup.until_ms
-            findings.append(Reason("fresh", fresh, until_ms=until_ms))
-        figures = ", ".join(f"{name} {value:.6g}" for name, value in plan.figures.items())
-        if figures:
-            findings.append(Reason("figures", f"The planner's figures: {figures}."))
-        is_due = plan.is_due and word != "uncleanable"
-        found.append(Explanation(topic, number, is_due, tuple(findings)))
-    return found
-
-
-def _code(plan: Decision) -> str:
-    codes = {"young": "lag", "clean": "all clean", "horizon": "tombstones", "sizes": "due"}
-    return "due" if plan.act == CLEAN else codes.get(plan.code, plan.code)
-
-
-def _has_fresh(state: StoreState, topic: str, partition: int) -> bool:
-    return any(
-        not layout.is_stored_segment(name) for name, _ in live_extents(state, topic, partition)
     )

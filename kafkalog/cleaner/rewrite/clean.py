@@ -87,14 +87,17 @@ def clean_round(
     is_forced: bool = False,
     only_if_due: bool = False,
     erased: ErasedKeys | None = None,
+    segment_of: Callable[[int], int] = lambda base_offset: base_offset,
+    limit: int = layout.INT64_MAX,
 ) -> LogToClean | None:
     """Clean as much of a partition as one round can; return the plan, or None if there was no work.
 
     The caller holds the partition's cleaner lock, and no swap is pending. The round takes `now_ms`
     as the time (C41), except for leases of pins. If `is_forced`, only pins of active readers hold
-    it back. Tombstones of `erased` keys wait for no horizon. The round plans under the cleaner
-    lock, and with `only_if_due` leaves a partition that this plan does not find due. Adds to
-    `stats`; returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted;
+    it back. Tombstones of `erased` keys wait for no horizon. `segment_of` is that of
+    `group_segments_by_size`. Nothing at `limit` or above is cleaned. The round plans under the
+    cleaner lock, and with `only_if_due` leaves a partition that this plan does not find due. Adds
+    to `stats`; returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted;
     finished swaps stay.
     """
     directory = engine.partition_directory(topic, partition)
@@ -125,7 +128,7 @@ def clean_round(
             state=snapshot.state,
             segments=snapshot.segments,
             now_ms=now_ms,
-            pinned_offset=pins.limit(topic, topic_id, partition),
+            pinned_offset=min(limit, pins.limit(topic, topic_id, partition)),
             is_awaited=pins.has_changelog,
         )
         is_wanted = log.is_eligible if only_if_due else log.has_work or erased is not None
@@ -168,7 +171,8 @@ def clean_round(
                 erased=erased,
             )
             merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches
-            _SecondPass(log, rules, publisher, unchanged, merges=merges).clean(end)
+            second = _SecondPass(log, rules, publisher, unchanged, segment_of, merges=merges)
+            second.clean(end)
         publisher.finish(rules.earliest_delete_horizon_ms)
         stats.rounds += 1
         stats.end_offset = end
@@ -203,6 +207,7 @@ class _SecondPass:
     rules: RetentionRules
     publisher: _Publisher
     unchanged: UnchangedSegments
+    segment_of: Callable[[int], int]
     merges: bool
 
     def clean(self, end: int) -> None:
@@ -230,6 +235,7 @@ class _SecondPass:
             max_size=log.config.segment_bytes,
             max_index_size=log.config.segment_index_bytes,
             end=log.first_uncleanable_offset,
+            segment_of=self.segment_of,
         )
         stats.segments_before += len(sources)
         left = self.unchanged.bases_to_leave(self.rules.latest)

@@ -69,6 +69,12 @@ class PartitionCleaner:
     """Receives the figures of an aborted cleaning."""
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no delete horizon."""
+    is_due: bool = False
+    """Whether the caller has found the partition due, so that this is not decided again."""
+    limit: int = layout.INT64_MAX
+    """Nothing at this offset or above is cleaned."""
+    segment_of: Callable[[int], int] = lambda base_offset: base_offset
+    """Returns the segment of a file, as `group_segments_by_size` takes it."""
     waits: bool = False
     """Whether to wait for another cleaner that has the partition."""
 
@@ -134,8 +140,10 @@ class PartitionCleaner:
                     stats=stats,
                     check_abort=pace.check,
                     is_forced=force,
-                    only_if_due=not force and not stats.rounds,
+                    only_if_due=not force and not self.is_due and not stats.rounds,
                     erased=self.erased,
+                    segment_of=self.segment_of,
+                    limit=self.limit,
                 )
                 if log is None and not force and not stats.rounds:
                     return  # another cleaner was quicker

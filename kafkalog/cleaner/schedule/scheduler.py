@@ -107,7 +107,7 @@ class Plans:
 
     def __init__(self, engine: Engine, now_ms: int) -> None:
         """Load the state, and the pins."""
-        self._engine = engine
+        self.engine: Final = engine
         self.state: Final = engine.state()
         self.now_ms: Final = now_ms
         self.pins: Final = LivePins(engine.root, now_ms)
@@ -126,7 +126,7 @@ class Plans:
         Where the two do not fit each other, plan from a listing under the lock and its state.
         """
         known = self.state.topics.get(topic)
-        directory = self._engine.partition_directory(topic, partition)
+        directory = self.engine.partition_directory(topic, partition)
         if known is not None and partition < len(known.partitions):
             state = known.partitions[partition]
             with contextlib.suppress(FileNotFoundError):
@@ -143,7 +143,7 @@ class Plans:
         Raises StorageError if the active segment has committed bytes and is missing, except in a
         broker's.
         """
-        engine = self._engine
+        engine = self.engine
         with engine.listing_lock(directory):
             described = engine.describe(topic)
             segments = list_segments(directory)

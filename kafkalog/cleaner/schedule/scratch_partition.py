@@ -33,12 +33,14 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
 from kafkalog.storage_engine.object_store.side_object import SideObject
-from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
+from kafkalog.storage_engine.object_store.store_state import Extent, StoreState, covering
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
+from kafkalog.storage_engine.object_store.stored_segments import segment_of
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.partition_directory import create_partition, note_recorded
-from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
+from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at, list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 
 if TYPE_CHECKING:
@@ -61,9 +63,19 @@ class ScratchPartition:
     """The directory with one partition; `fetch`, let a cleaner work, then `put`."""
 
     def __init__(
-        self, root: Path, client: ObjectClient, state: StoreState, topic: str, partition: int
+        self,
+        root: Path,
+        client: ObjectClient,
+        state: StoreState,
+        topic: str,
+        partition: int,
+        *,
+        limit: int = layout.INT64_MAX,
     ) -> None:
         """Make the directory below `root`, which is empty; send no request. Raises OSError.
+
+        The segments at or above `limit` are not to be cleaned. They are there because a transaction
+        may end in them.
 
         `close` it before the directory is removed.
         """
@@ -72,6 +84,7 @@ class ScratchPartition:
         self._topic = state.log.topic(topic)
         self._partition = partition
         self.held: PartitionState = self._topic.partitions[partition]
+        self.limit = limit
         self.sources = closed_extents(state, topic, partition)
         """The segment objects, ascending."""
         self.end = self.sources[-1].extent.next_offset if self.sources else 0
@@ -99,6 +112,7 @@ class ScratchPartition:
         count = len(topic.partitions)
         segment_bytes = TopicConfig.parse(topic.config).segment_bytes
         config = {**topic.config, "segment.bytes": str(min(segment_bytes, SEGMENT_SIZE_MAX))}
+        config["min.compaction.lag.ms"] = "0"  # the plan has kept away what it holds back
         create_partition(self.directory, topic.topic_id)
         note_recorded(self.directory)
         files.remove(self.directory / layout.segment_file(0, layout.LOG))
@@ -138,7 +152,10 @@ class ScratchPartition:
         may_wait = sizes[True] >= unchanged_segments.WORTHWHILE * sizes[False]
         for placed in self.sources:
             log = self._path(placed.extent, layout.LOG)
-            if may_wait and self._is_clean(placed.extent) and placed.object_name in self._keyed:
+            is_unread = may_wait and self._is_clean(placed.extent)
+            if placed.extent.base_offset >= self.limit or (
+                is_unread and placed.object_name in self._keyed
+            ):
                 self._late[log] = partial(self._bring, placed)
             else:
                 self._late[log] = self._pool.submit(self._bring, placed).result
@@ -148,8 +165,9 @@ class ScratchPartition:
             TopicConfig.parse(self._topic.config).max_compaction_lag_ms < layout.INT64_MAX
         )
         if is_looked_at or any(each.extent.max_timestamp < 0 for each in self.sources):
-            for bring in self._late.values():
-                bring()
+            for _, extent in self.sources:
+                if extent.base_offset < self.limit:
+                    self._late[self._path(extent, layout.LOG)]()
 
     def restore_notes(self) -> None:
         """Write what the last cleaning has left."""
@@ -294,8 +312,15 @@ class ScratchPartition:
         path = self.directory / layout.key_index_file(segment.base_offset)
         return source not in self._keyed and path.exists()
 
+    def segment_of(self, base_offset: int) -> int:
+        """Return the base offset of the segment that the file of a source belongs to."""
+        found = covering(self.sources, base_offset, base_offset + 1)
+        return segment_of(found[0]) if found else base_offset
+
     def _extent(self, segment: SegmentFiles, end: int) -> Extent:
         times = TimeIndex(segment.time_index, segment.base_offset).last_entry()
+        with files.closing(files.open_to_read(segment.log)) as fd:
+            header = header_at(FileBytes(fd), 0, segment.size)
         return Extent(
             self._topic.topic_id,
             self._partition,
@@ -305,6 +330,8 @@ class ScratchPartition:
             end,
             self.held.leader_epoch,
             layout.NO_TIMESTAMP if times is None else times[0],
+            first_timestamp=layout.NO_TIMESTAMP if header is None else header.max_timestamp,
+            segment=segment.base_offset,
         )
 
     @contextlib.contextmanager
@@ -343,16 +370,18 @@ def _write(path: Path, pieces: Iterable[Buffer]) -> None:
         files.write_pieces(fd, pieces)
 
 
-def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
+def closed_extents(
+    state: StoreState, topic: str, partition: int, end: int = layout.INT64_MAX
+) -> Sequence[PlacedExtent]:
     """Return the segment objects of a partition that a cleaning can take, ascending.
 
-    They reach from the log start to the first fresh extent.
+    They reach from the log start to the first fresh extent, or to the first one at `end` or above.
     """
     known = state.log.topic(topic)
     start = known.partitions[partition].log_start_offset
     found: list[PlacedExtent] = []
     for placed in state.extents(known.topic_id, partition):
-        if not layout.is_stored_segment(placed.object_name):
+        if not layout.is_stored_segment(placed.object_name) or placed.extent.base_offset >= end:
             break
         if placed.extent.next_offset > start:
             found.append(placed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -16,16 +16,15 @@ from kafkalog.cleaner.schedule.partition_cleaner import never, unwatched
 from kafkalog.cleaner.schedule.scheduler import Schedule
 from kafkalog.cleaner.schedule.scratch_partition import closed_extents
 from kafkalog.cleaner.schedule.store_plan import (
-    CLEAN,
-    MERGE,
     live_extents,
+    may_be_cleaned,
+    merges_of,
     plan_of,
     regroup_of,
 )
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.errors import CorruptLogError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -41,6 +40,7 @@ from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.store_draft import StoreDraft
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
     from kafkalog.storage_engine.writing.retention import RetentionStats
 
@@ -93,7 +93,7 @@ def regroup_due(
 def merge_due(
     log: ObjectLog, *, now_ms: int, check_abort: Callable[[], None] = never
 ) -> list[Regrouped]:
-    """Merge small segment objects of one size class, eight at a time; return what was done.
+    """Merge small segment objects of one segment, eight of a size at a time; return what was done.
 
     Damaged ones are left as they are, with a warning. Raises StorageError.
     """
@@ -104,11 +104,10 @@ def merge_due(
             found = state.log.topics.get(topic)
             if found is None or found.topic_id != known.topic_id:
                 break
-            plan = plan_of(state, topic, number, now_ms)
-            if plan.act != MERGE:
+            names = merges_of(state, topic, number)
+            if not names:
                 continue
-            placed = live_extents(state, topic, number)[slice(*plan.merged)]
-            names = [each.object_name for each in placed]
+            placed = [each for each in live_extents(state, topic, number) if each[0] in names]
             with log.claim(f"{known.topic_id}-{number}", now_ms=now_ms) as is_mine:
                 try:
                     if is_mine and not any(_has_gaps(log, each) for each in placed):
@@ -139,8 +138,8 @@ def choose(
 ) -> Schedule:
     """Choose the partitions that are due, the filthiest first; with `force` all that have segments.
 
-    Of a partition only its segment objects count, as only they are cleaned. An uncleanable one is
-    skipped before its retry, except with `force`.
+    Of a partition only its segment objects can be cleaned. An uncleanable one is skipped before its
+    retry, except with `force`.
     """
     schedule = Schedule()
     found: list[tuple[float, str, int]] = []
@@ -148,26 +147,40 @@ def choose(
         if topic not in (None, name) or not TopicConfig.parse(known.config).is_compacted:
             continue
         for number, _ in known.present():
-            if partition not in (None, number) or not closed_extents(state, name, number):
+            if partition not in (None, number):
                 continue
-            plan = plan_of(state, name, number, now_ms, with_fresh=False)
-            ratio, delay_ms = plan.figures["dirtyRatio"], int(plan.figures["compactionDelayMs"])
-            schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, ratio)
-            schedule.max_compaction_delay_ms = max(schedule.max_compaction_delay_ms, delay_ms)
-            is_due = plan.act == CLEAN and _may_be_cleaned(state, name, number, now_ms)
-            if force or is_due:
-                found.append((-ratio, name, number))
+            plan = plan_of(state, name, number, now_ms)
+            if not closed_extents(state, name, number, plan.end):
+                continue
+            schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, plan.dirty_ratio)
+            delay_ms = max(schedule.max_compaction_delay_ms, plan.compaction_delay_ms)
+            schedule.max_compaction_delay_ms = delay_ms
+            if force or (plan.is_eligible and may_be_cleaned(state, name, number, now_ms)):
+                found.append((-plan.dirty_ratio, name, number))
     schedule.partitions = [(name, number) for _, name, number in sorted(found)]
     return schedule
 
 
-def _may_be_cleaned(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
-    """Return whether a partition is not uncleanable until a later time."""
-    known = state.log.topics[topic]
-    cleaned = state.cleaned_of(known.topic_id, partition)
-    text = None if cleaned is None else cleaned.notes.get(layout.UNCLEANABLE)
-    mark = None if text is None else uncleanable_of(text)
-    return mark is None or mark.is_due(known.config, now_ms)
+def roll_active(
+    log: ObjectLog,
+    topic: str | None = None,
+    partitions: Sequence[int] | None = None,
+    *,
+    now_ms: int,
+) -> None:
+    """Close the active segments of compacted topics, in one commit if any has records.
+
+    A cleaning by force does so first, as in a directory.
+    """
+
+    def roll(draft: StoreDraft) -> None:
+        for name, known in draft.state.topics.items():
+            if topic in (None, name) and TopicConfig.parse(known.config).is_compacted:
+                for number, held in known.present():
+                    if held.active_size and (partitions is None or number in partitions):
+                        draft.roll(name, number)
+
+    log.change(roll, now_ms=now_ms)
 
 
 def clean(
@@ -187,6 +200,9 @@ def clean(
     The arguments and the result are those of `manager.clean`. For one `partition` nothing is
     regrouped.
     """
+    if force:
+        partitions = None if partition is None else [partition]
+        roll_active(log, topic, partitions, now_ms=now_ms)
     if partition is None:
         regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
         merge_due(log, now_ms=now_ms, check_abort=check_abort)

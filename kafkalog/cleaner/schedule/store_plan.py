@@ -1,6 +1,7 @@
 """Plan what a log in an object store needs next: pure functions, with their reasons and figures.
 
-Two plans are made: whether to regroup the fresh objects, and what to do with one partition.
+Three plans are made: whether to regroup the fresh objects, which segment objects to merge, and what
+to clean. The last one is `plan_cleaning`, as in a directory.
 
 Regrouping weighs reads against writes. Each read of a fresh object costs a GET per task, until the
 object is regrouped. A regroup writes a segment object, with one beside it, for each partition that
@@ -12,26 +13,35 @@ they do not count: a GET for each object, and a segment object for each 64 MiB.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.dedup.delete_horizon import delete_horizon_of
+from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan, plan_cleaning
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
+from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.prices import S3_STANDARD, Prices
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
+from kafkalog.storage_engine.object_store.store_state import UNKNOWN
+from kafkalog.storage_engine.object_store.stored_segments import (
+    StoredSegment,
+    active_segment,
+    stored_segments,
+)
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
 
 PUTS_PER_OUTPUT: Final = 2
 """A segment object, and the one beside it."""
 YOUNGEST_MS: Final = 60_000
-"""No regroup is due before its oldest object is so old."""
+"""No regroup is due before its oldest object is so old, unless a cleaning waits for it."""
 OLDEST_MS: Final = 86_400_000
 """A regroup is due once its oldest object is so old, even if nobody reads."""
 FRESH_MAX: Final = 4_096
@@ -44,7 +54,7 @@ _HOUR_MS: Final = 3_600_000
 _SMALLEST: Final = 64 << 10
 """Below this size all segment objects are of one class."""
 
-REST, REGROUP, CLEAN, MERGE = "rest", "regroup", "clean", "merge"
+REST, REGROUP = "rest", "regroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class Decision:
     """The next act, its reason, and the figures that decided."""
 
     act: str
-    """`rest`, `regroup`, `clean` or `merge`."""
+    """`rest` or `regroup`."""
     code: str
     """A word for programs: the rule that decided."""
     reason: str
@@ -60,8 +70,6 @@ class Decision:
     figures: Mapping[str, float] = field(default_factory=dict)
     until_ms: int | None = None
     """When the decision changes without new records (epoch ms), if that is known."""
-    merged: tuple[int, int] = (0, 0)
-    """For `merge`: which of the segment objects, as (first, end)."""
 
     @property
     def is_due(self) -> bool:
@@ -137,12 +145,12 @@ def plan_regroup(
     if fresh.count >= FRESH_MAX:
         text = f"There are {fresh.count} fresh objects, and {FRESH_MAX} is the limit."
         return Decision(REGROUP, "limit", text, figures)
-    if age_ms < YOUNGEST_MS:
-        text = f"The oldest fresh object is {age_ms // 1000} s old, and 60 s is the least."
-        return Decision(REST, "young", text, figures, fresh.oldest_ms + YOUNGEST_MS)
     if is_awaited:
         text = "A partition with fresh records is due to be cleaned."
         return Decision(REGROUP, "awaited", text, figures)
+    if age_ms < YOUNGEST_MS:
+        text = f"The oldest fresh object is {age_ms // 1000} s old, and 60 s is the least."
+        return Decision(REST, "young", text, figures, fresh.oldest_ms + YOUNGEST_MS)
     if age_ms >= OLDEST_MS:
         return Decision(REGROUP, "old", "The oldest fresh object is a day old.", figures)
     if read_cost >= write_cost:
@@ -157,110 +165,29 @@ def plan_regroup(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A partition's run of records in one object."""
-
-    size: int
-    time_ms: int
-    """The largest timestamp, or without one when the object was added; -1 without a batch."""
-    is_dirty: bool
-    """Whether it ends above the first dirty offset."""
-    is_fresh: bool
-    """Whether it is in a mixed object."""
-    has_time: bool = True
-    """Whether a record has a timestamp."""
-
-
-def plan_partition(
-    config: TopicConfig,
-    parts: Sequence[Part],
-    *,
-    now_ms: int,
-    horizon_ms: int | None = None,
-) -> Decision:
-    """Plan what a partition needs; `parts` are its live runs by offset, fresh ones last.
-
-    Compacted partitions follow Kafka: the dirty ratio, both lags, and the earliest delete horizon,
-    `horizon_ms`. Segment objects that are not clean yet are merged by eights of a size class.
-    """
-    if config.is_compacted:
-        decision = _cleaning(config, parts, now_ms, horizon_ms)
-        if decision.is_due:
-            return decision
-    else:
-        text = "Its cleanup.policy has no compact, so no record becomes obsolete."
-        decision = Decision(REST, "policy", text)
-    first, end = _mergeable(parts)
-    if first == end:
-        return decision
-    size = sum(part.size for part in parts[first:end])
-    text = f"{end - first} segment objects of one size class, {size} bytes, become one."
-    figures = {**decision.figures, "segments": end - first, "mergedBytes": size}
-    return Decision(MERGE, "sizes", text, figures, merged=(first, end))
-
-
-def _cleaning(
-    config: TopicConfig, parts: Sequence[Part], now_ms: int, horizon_ms: int | None
-) -> Decision:
-    """Plan a cleaning. Kafka: LogCleanerManager, rules C32 to C37."""
-    lag_ms = config.min_compaction_lag_ms
-    dirty = [part for part in parts if part.is_dirty]
-    aged = [*itertools.takewhile(lambda part: part.time_ms <= now_ms - lag_ms, dirty)]
-    if not lag_ms:
-        aged = dirty
-    clean_bytes = sum(part.size for part in parts if not part.is_dirty)
-    dirty_bytes = sum(part.size for part in aged)
-    total = clean_bytes + dirty_bytes
-    firsts = [part.time_ms for part in aged if part.has_time and part.time_ms > 0]
-    delay_ms = max(0, now_ms - min(firsts) - config.max_compaction_lag_ms) if firsts else 0
-    ratio = dirty_bytes / total if total else 0.0
-    figures = {
-        "cleanBytes": clean_bytes,
-        "dirtyBytes": dirty_bytes,
-        "waitingBytes": sum(part.size for part in dirty) - dirty_bytes,
-        "freshBytes": sum(part.size for part in parts if part.is_fresh),
-        "dirtyRatio": ratio,
-        "minDirtyRatio": config.min_cleanable_dirty_ratio,
-        "compactionDelayMs": delay_ms,
-    }
-    if figures["compactionDelayMs"]:
-        text = "Its oldest dirty record is older than max.compaction.lag.ms allows."
-        return Decision(CLEAN, "lag", text, figures)
-    if horizon_ms is not None and horizon_ms <= now_ms:
-        text = "The delete horizon of a tombstone has come."
-        return Decision(CLEAN, "horizon", text, figures)
-    shown = f"{ratio:.2f} of its bytes are dirty, and min.cleanable.dirty.ratio is "
-    shown += f"{config.min_cleanable_dirty_ratio:.2f}."
-    if ratio > config.min_cleanable_dirty_ratio:
-        return Decision(CLEAN, "ratio", shown, figures)
-    if len(aged) < len(dirty) and not aged:
-        until_ms = dirty[0].time_ms + lag_ms
-        text = "Its dirty records are younger than min.compaction.lag.ms."
-        return Decision(REST, "young", text, figures, until_ms)
-    if not dirty:
-        text = "All of it is clean." if parts else "It has no records."
-        return Decision(REST, "clean" if parts else "empty", text, figures, horizon_ms)
-    return Decision(REST, "ratio", shown, figures, horizon_ms)
-
-
-def _mergeable(parts: Sequence[Part]) -> tuple[int, int]:
+def mergeable(sizes: Sequence[int | None]) -> tuple[int, int]:
     """Return the first eight neighbours of one size class, as (first, end); (0, 0) for none.
 
-    The clean section is left alone: the cleaner groups its segments, and they have gaps.
+    `sizes` are those of the objects of one segment by offset; None for one that no merge may take.
+    Each object at least doubles, so merging ends: what was merged is not merged again for a few
+    more bytes.
     """
     start = 0
-    for place, part in enumerate(parts):
-        if part.is_fresh or part.size >= LARGEST or not part.is_dirty:
+    for place, size in enumerate(sizes):
+        before = sizes[start]
+        if size is None or size >= LARGEST:
             start = place + 1
-        elif _size_class(part.size) != _size_class(parts[start].size):
+        elif before is None or size_class(size) != size_class(before):
             start = place
-        elif place + 1 - start == MERGED:
-            return start, place + 1
+        elif place + 1 - start >= MERGED:
+            first, end = place + 1 - MERGED, place + 1
+            merged = [each for each in sizes[first:end] if each is not None]
+            if 2 * max(merged) <= sum(merged):
+                return first, end
     return 0, 0
 
 
-def _size_class(size: int) -> int:
+def size_class(size: int) -> int:
     """Return the class of a size: each begins at eight times the size of the one before."""
     return max(0, (size // _SMALLEST).bit_length() + 2) // 3
 
@@ -302,37 +229,115 @@ def live_extents(state: StoreState, topic: str, partition: int) -> Sequence[Plac
     return [each for each in placed if each.extent.next_offset > start]
 
 
-def plan_of(
-    state: StoreState, topic: str, partition: int, now_ms: int, *, with_fresh: bool = True
-) -> Decision:
-    """Plan a partition of a state; fresh records count as dirty ones, or not at all."""
+def merges_of(state: StoreState, topic: str, partition: int) -> Sequence[str]:
+    """Return the segment objects of a partition that a merge makes one; [] for none.
+
+    They are of one segment, so a merge changes no time that retention or a lag goes by. The clean
+    section is left alone: the cleaner groups its segments, and they have gaps.
+    """
     known = state.log.topic(topic)
-    first_dirty = valid_first_dirty_offset(known.partitions[partition])
-    parts = [
-        Part(
-            placed.extent.size,
-            state.time_of(placed),
-            placed.extent.next_offset > first_dirty,
-            not layout.is_stored_segment(placed.object_name),
-            has_time=placed.extent.max_timestamp >= 0,
-        )
-        for placed in live_extents(state, topic, partition)
-        if with_fresh or layout.is_stored_segment(placed.object_name)
-    ]
-    cleaned = state.cleaned_of(known.topic_id, partition)
-    notes = {} if cleaned is None else cleaned.notes
-    horizon_ms = delete_horizon_of(notes.get(layout.DELETE_HORIZON, ""), first_dirty)
-    config = TopicConfig.parse(known.config)
-    return plan_partition(config, parts, now_ms=now_ms, horizon_ms=horizon_ms)
+    is_compacted = TopicConfig.parse(known.config).is_compacted
+    first_dirty = valid_first_dirty_offset(known.partitions[partition]) if is_compacted else 0
+    for segment in stored_segments(state, known, partition):
+        sizes = [
+            size if layout.is_stored_segment(name) and extent.next_offset > first_dirty else None
+            for name, extent in segment.extents
+            for size in [extent.size]
+        ]
+        first, end = mergeable(sizes)
+        if first < end:
+            return [name for name, _ in segment.extents[first:end]]
+    return []
+
+
+def note_of(state: StoreState, topic: str, partition: int, name: str) -> str:
+    """Return what a cleaning has left in a note; empty if there is none."""
+    cleaned = state.cleaned_of(state.log.topic(topic).topic_id, partition)
+    return "" if cleaned is None else cleaned.notes.get(name, "")
+
+
+def recorded(state: StoreState, topic: str, partition: int) -> PartitionState:
+    """Return a partition's state, with the active segment also if an early release wrote it."""
+    known = state.log.topic(topic)
+    active = active_segment(state, known, partition)
+    return dataclasses.replace(
+        known.partitions[partition], active_base=active.base_offset, active_size=active.size
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredTimes:
+    """The times of a segment, as the commits recorded them."""
+
+    segment: StoredSegment
+
+    @property
+    def base_offset(self) -> int:
+        return self.segment.base_offset
+
+    @property
+    def size(self) -> int:
+        return self.segment.size
+
+    def largest_timestamp(self) -> int:
+        return self.segment.largest_timestamp
+
+    def first_timestamp(self) -> int | None:
+        first_ms = self.segment.first_timestamp
+        return None if first_ms == UNKNOWN else first_ms
+
+
+def plan_of(state: StoreState, topic: str, partition: int, now_ms: int) -> CleaningPlan:
+    """Plan the cleaning of a partition of a state, by the rules of every log."""
+    known = state.log.topic(topic)
+    held = recorded(state, topic, partition)
+    first_dirty = valid_first_dirty_offset(held)
+    segments = stored_segments(state, known, partition)
+    horizon_ms = delete_horizon_of(
+        note_of(state, topic, partition, layout.DELETE_HORIZON), first_dirty
+    )
+    clean_to = min(first_dirty, held.active_base)
+    return plan_cleaning(
+        topic,
+        partition,
+        config=TopicConfig.parse(known.config),
+        state=held,
+        active_base=held.active_base,
+        segments=[_StoredTimes(segment) for segment in segments],
+        clean_bytes=sum(each.size for each in segments if each.base_offset < clean_to),
+        total_bytes=sum(each.size for each in segments),
+        now_ms=now_ms,
+        pinned_offset=layout.INT64_MAX,
+        horizon_ms=horizon_ms,
+        is_horizon_due=False,
+    )
+
+
+def may_be_cleaned(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
+    """Return whether a partition is not uncleanable until a later time."""
+    text = note_of(state, topic, partition, layout.UNCLEANABLE)
+    return not text or uncleanable_of(text).is_due(state.log.topic(topic).config, now_ms)
+
+
+def is_awaited(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
+    """Return whether a partition is due to be cleaned, and has fresh records in what is due."""
+    if not TopicConfig.parse(state.log.topic(topic).config).is_compacted:
+        return False
+    if not may_be_cleaned(state, topic, partition, now_ms):
+        return False
+    plan = plan_of(state, topic, partition, now_ms)
+    return plan.is_eligible and any(
+        not layout.is_stored_segment(name) and extent.base_offset < plan.end
+        for name, extent in live_extents(state, topic, partition)
+    )
 
 
 def regroup_of(state: StoreState, now_ms: int) -> Decision:
     """Plan the regroup of a state."""
     fresh = fresh_of(state, now_ms)
-    is_awaited = fresh.count > 0 and any(
-        decision.act == CLEAN and decision.figures["freshBytes"]
+    has_awaited = fresh.count > 0 and any(
+        is_awaited(state, name, number, now_ms)
         for name, known in state.log.topics.items()
         for number, _ in known.present()
-        for decision in [plan_of(state, name, number, now_ms)]
     )
-    return plan_regroup(fresh, now_ms=now_ms, is_awaited=is_awaited)
+    return plan_regroup(fresh, now_ms=now_ms, is_awaited=has_awaited)

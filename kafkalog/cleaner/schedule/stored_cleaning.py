@@ -23,6 +23,7 @@ from kafkalog.cleaner.schedule.partition_cleaner import (
     unwatched,
 )
 from kafkalog.cleaner.schedule.scratch_partition import ScratchPartition, closed_extents
+from kafkalog.cleaner.schedule.store_plan import plan_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import fault_reason, mark_uncleanable
 from kafkalog.errors import CommitInDoubtError, KafkaLogError
@@ -69,10 +70,15 @@ class StoredCleaning:
         """
         state = self.log.known_state  # the swap finds out if it is not the newest
         known = state.log.topics.get(topic)
-        if known is None or not closed_extents(state, topic, partition):
+        if known is None:
+            return None
+        end = plan_of(state, topic, partition, self.now_ms).end
+        if not closed_extents(state, topic, partition, end):
             return None
         with files.scratch_directory() as directory, files.without_syncs():
-            scratch = ScratchPartition(directory / "log", self.log.client, state, topic, partition)
+            scratch = ScratchPartition(
+                directory / "log", self.log.client, state, topic, partition, limit=end
+            )
             outputs: list[SegmentObject] = []
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)
             with contextlib.closing(scratch):
@@ -118,6 +124,9 @@ class _Cleaning:
             throttler=given.throttler,
             on_aborted=given.on_aborted,
             erased=given.erased,
+            is_due=True,
+            limit=scratch.limit,
+            segment_of=scratch.segment_of,
         ).clean(self.topic, self.partition, force=force, until_clean=True)
         if stats is None:
             return None

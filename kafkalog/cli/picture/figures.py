@@ -14,7 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.report.explain import explain
-from kafkalog.cleaner.schedule.scheduler import Plans
+from kafkalog.cleaner.report.reported_directory import ReportedDirectory
+from kafkalog.cleaner.report.reported_store import ReportedStore
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli.picture.partition_row import config_row, partition_row
 from kafkalog.cli.picture.store_figures import store_partitions
@@ -51,10 +52,10 @@ def figures(
     if isinstance(log, ObjectLog):
         state = log.store_state()
         status = store_rows(log, state, topic, now_ms)
-        partitions = store_partitions(state, topic, now_ms)
+        partitions = store_partitions(ReportedStore(str(log.root), state, now_ms), topic)
     else:
         directory = engine_of(log)
-        plans = Plans(directory, now_ms)
+        plans = ReportedDirectory(directory, now_ms)
         status = status_rows(path, directory, topic, plans)
         partitions = _partitions(directory, counts, plans, topic)
     return {
@@ -68,7 +69,7 @@ def figures(
 
 
 def _partitions(
-    log: Engine, counts: Counts, plans: Plans, topic: str | None
+    log: Engine, counts: Counts, plans: ReportedDirectory, topic: str | None
 ) -> list[dict[str, Any]]:
     found = []
     for name in log.topics() if topic is None else [topic]:
@@ -80,7 +81,9 @@ def _partitions(
     return found
 
 
-def _partition(log: Engine, found: Explanation, counts: Counts, plans: Plans) -> dict[str, Any]:
+def _partition(
+    log: Engine, found: Explanation, counts: Counts, plans: ReportedDirectory
+) -> dict[str, Any]:
     topic, partition = found.topic, found.partition
     row = partition_row(found)
     try:

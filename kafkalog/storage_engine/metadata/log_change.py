@@ -48,6 +48,7 @@ class LogChange:
         self.state = state
         self._change = change
         self._created: dict[str, TopicState] = {}
+        self._drafted: dict[tuple[str, int], PartitionState] = {}
 
     @property
     def is_changed(self) -> bool:
@@ -171,14 +172,19 @@ class LogChange:
     # --- partitions ------------------------------------------------------------------------------
 
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
-        """Set fields of a partition's state (`first_dirty_offset`, `cleaning_offset`, ...)."""
-        state = dataclasses.replace(self.topic(topic).partitions[number], **fields)
+        """Set fields of a partition's state, and keep those that this change has set before."""
+        state = dataclasses.replace(self.drafted(topic, number), **fields)
+        self._drafted[topic, number] = state
         self._change.partition(topic, number, state)
+
+    def drafted(self, topic: str, number: int) -> PartitionState:
+        """Return a partition's state with the fields that this change has set so far."""
+        return self._drafted.get((topic, number)) or self.topic(topic).partitions[number]
 
     def raise_log_start(self, topic: str, number: int, offset: int) -> None:
         """Raise a partition's log start, and with it the first dirty and last stable offsets."""
-        state = self.topic(topic).partitions[number]
-        self.change_partition(topic, number, **self.fields_of_start(state, offset))
+        fields = self.fields_of_start(self.drafted(topic, number), offset)
+        self.change_partition(topic, number, **fields)
 
     def fields_of_start(self, state: PartitionState, offset: int) -> dict[str, int]:
         """Return the fields of a partition's state that change if its log begins at `offset`."""

@@ -22,6 +22,7 @@ from kafkalog.storage_engine.object_store.segment_object import (
 )
 from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
+from kafkalog.storage_engine.object_store.stored_segments import Batches, active_segment
 from kafkalog.storage_engine.segment.gaps import GapCollector
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.transactions.control_record import batches_of_producers
@@ -93,6 +94,8 @@ class _Part:
     first: int
     stop: int
     end: int
+    segment: int
+    """The base offset of its segment; -1 without batches."""
 
 
 class _Segments:
@@ -105,7 +108,9 @@ class _Segments:
 
         self.run = run
         self._held: PartitionState = run.continued(state.log)
-        self._config = TopicConfig.parse(state.log.topic(run.topic).config)
+        self._topic = state.log.topic(run.topic)
+        self._config = TopicConfig.parse(self._topic.config)
+        self._active = active_segment(state, self._topic, run.partition)
         self._data = memoryview(run.data)
         self._table, _, _ = records.scan_batches(run.data)
         self.rows = int(self._table.counts[~self._table.is_control].sum())
@@ -123,18 +128,25 @@ class _Segments:
             yield self._made(part, aborted, is_last=is_last)
 
     def _parts(self) -> Iterator[_Part]:
+        """Yield the objects of the run: each ends with its segment, or when it is full."""
         table, run = self._table, self.run
         limit = min(self._config.segment_bytes, SEGMENT_SIZE_MAX)
-        sizes, lasts = table.sizes.cumsum(), table.last_offsets
-        base_offset, first, held = run.start, 0, 0
-        while base_offset < run.end:
-            stop = int(sizes.searchsorted(held + limit, side="right"))
-            far = int(lasts.searchsorted(base_offset + layout.INT32_MAX, side="right"))
-            stop = min(far, max(stop, first + 1))  # one batch at least, if the indexes can name it
-            end = int(table.base_offsets[stop]) if stop < len(table) else run.end
-            yield _Part(base_offset, first, stop, end)
-            base_offset, first = end, stop
-            held = int(sizes[stop - 1]) if stop else 0
+        base_offset, first, held, segment = run.start, 0, 0, -1
+        columns = (table.base_offsets, table.last_offsets, table.sizes, table.max_timestamps)
+        for place, (base, last, size, time_ms) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            batches = Batches(base, last + 1, size, time_ms, time_ms)
+            self._active = self._active.after(self._topic, run.partition, batches)
+            is_far = last - base_offset > layout.INT32_MAX
+            is_other = place > 0 and self._active.base_offset != segment
+            if is_far or is_other or (held and held + size > limit):
+                yield _Part(base_offset, first, place, base, max(segment, -1))
+                base_offset, first, held = base, place, 0
+            held += size
+            segment = self._active.base_offset
+        if base_offset < run.end:
+            yield _Part(base_offset, first, len(table), run.end, segment)
 
     def _replay(self, part: _Part) -> bytes:
         """Replay a segment's batches for the producers; return the entries of aborted ones."""
@@ -180,6 +192,8 @@ class _Segments:
             part.end,
             _last_epoch(table, self._held.leader_epoch),
             int(table.max_timestamps.max(initial=layout.NO_TIMESTAMP)),
+            first_timestamp=int(table.max_timestamps[0]) if len(table) else layout.NO_TIMESTAMP,
+            segment=min(part.base_offset, part.segment),
         )
         return extent, data, sections
 
@@ -193,6 +207,8 @@ class _Segments:
         return {
             "high_watermark": run.end,
             "last_stable_offset": stable,
+            "active_base": self._active.base_offset,
+            "active_size": self._active.size,
             "leader_epoch": _last_epoch(self._table, held.leader_epoch),
             "producer_snapshot": run.end if len(self._producers) else -1,
         }

@@ -47,6 +47,7 @@ class _OpenRun:
     size: int = 0
     rows: int = 0
     max_timestamp: int = layout.NO_TIMESTAMP
+    first_timestamp: int = layout.NO_TIMESTAMP
 
 
 class MixedObjects:
@@ -88,6 +89,8 @@ class MixedObjects:
                 break
             if header.base_offset != run.rows:
                 layout.STAMP_OFFSET.pack_into(part, position, run.rows)
+            if not run.size:
+                run.first_timestamp = header.max_timestamp
             run.rows += header.last_offset_delta + 1
             run.size += header.size
             run.max_timestamp = max(run.max_timestamp, header.max_timestamp)
@@ -119,6 +122,7 @@ class MixedObjects:
                 run.size,
                 run.rows,
                 max_timestamp=run.max_timestamp,
+                first_timestamp=run.first_timestamp,
             )
             for run in opened
         ]

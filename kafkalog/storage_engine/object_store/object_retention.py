@@ -1,8 +1,8 @@
 """Retention of a log in an object store: log starts that rise, and objects that are dropped.
 
-An extent is kept or goes whole, as a segment of a directory does. It has no file of its own: its
-object is dropped once the records of all its extents are gone. Records without a timestamp have the
-age of their object, as a directory takes that of the file.
+A segment is kept or goes whole, as in a directory. Its extents have no file of their own: an object
+is dropped once the records of all its extents are gone. Records without a timestamp have the age of
+their object, as a directory takes that of the file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
+from kafkalog.storage_engine.object_store.stored_segments import StoredSegment, stored_segments
 from kafkalog.storage_engine.writing.retention import RetentionStats
 
 
@@ -26,21 +27,21 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
             continue
         config = TopicConfig.parse(known.config)
         for number, state in known.present():
-            placed = [
-                each
-                for each in draft.store.extents(known.topic_id, number)
-                if each.extent.next_offset > state.log_start_offset
-            ]
-            times = [*map(draft.store.time_of, placed)]
+            segments = stored_segments(draft.store, known, number)
 
-            def is_older(place: int, horizon_ms: int, times: Sequence[int] = times) -> bool:
-                return times[place] < horizon_ms
+            def is_older(
+                place: int, horizon_ms: int, segments: Sequence[StoredSegment] = segments
+            ) -> bool:
+                return segments[place].largest_timestamp < horizon_ms
 
-            sizes = [each.extent.size for each in placed]
-            ends = [each.extent.next_offset for each in placed]
+            sizes = [segment.size for segment in segments]
+            ends = [segment.end_offset for segment in segments]
             count = count_oldest(sizes, ends, state, config, is_older=is_older, now_ms=now_ms)
-            if count:
-                draft.raise_log_start(name, number, ends[count - 1])
-                size = sum(sizes[:count])
-                found.append(RetentionStats(name, number, ends[count - 1], count, size))
+            if not count:
+                continue
+            log_start = max(ends[count - 1], state.log_start_offset)
+            draft.raise_log_start(name, number, log_start)
+            if count == len(segments):
+                draft.roll(name, number)
+            found.append(RetentionStats(name, number, log_start, count, sum(sizes[:count])))
     return found

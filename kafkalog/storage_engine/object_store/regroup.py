@@ -278,6 +278,9 @@ class _Regrouping:
         limit = min(config.segment_bytes, SEGMENT_SIZE_MAX)
         output: _SegmentFile | None = None
         for placed in extents:
+            if output is not None and not output.is_continued_by(placed):
+                yield output.finished()
+                output = None
             for data, table in self._stamped(placed):
                 first = 0
                 while first < len(table):
@@ -333,10 +336,22 @@ class _SegmentFile:
         """Begin a segment with the batch at `base_offset`, which is in an extent."""
         self._path = path
         self._extent = dataclasses.replace(
-            extent, position=0, size=0, base_offset=base_offset, max_timestamp=layout.NO_TIMESTAMP
+            extent,
+            position=0,
+            size=0,
+            base_offset=base_offset,
+            max_timestamp=layout.NO_TIMESTAMP,
+            first_timestamp=layout.NO_TIMESTAMP,
         )
         self._index = IndexBuilder(base_offset, config.index_interval_bytes)
         self._fd = files.open_empty(path)
+
+    def is_continued_by(self, placed: PlacedExtent) -> bool:
+        """Return whether an extent is of the same segment, so that one object may have both.
+
+        Of a log that an early release wrote, each extent is one; these are still put together.
+        """
+        return placed.extent.segment == self._extent.segment
 
     def count_fitting(self, sizes: Integers, limit: int) -> int:
         """Return how many of the next batches (b) have room; an empty segment takes one."""
@@ -359,6 +374,7 @@ class _SegmentFile:
             size=held.size + size,
             next_offset=int(table.last_offsets[-1]) + 1,
             max_timestamp=max(held.max_timestamp, int(table.max_timestamps.max())),
+            first_timestamp=held.first_timestamp if held.size else int(table.max_timestamps[0]),
         )
 
     def finished(self) -> _SegmentFile:

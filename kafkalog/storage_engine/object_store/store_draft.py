@@ -21,6 +21,11 @@ from kafkalog.storage_engine.object_store.store_state import (
     StoreState,
     covering,
 )
+from kafkalog.storage_engine.object_store.stored_segments import (
+    ActiveSegment,
+    Batches,
+    active_segment,
+)
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
@@ -35,6 +40,7 @@ class StoreDraft(LogChange):
         super().__init__(store.log, self._changes)
         self.store = store
         self._ends: dict[tuple[str, int], int] = {}
+        self._active: dict[tuple[str, int], ActiveSegment] = {}
         self._has_ended_records = False
 
     def append(
@@ -60,6 +66,11 @@ class StoreDraft(LogChange):
             start = self._ends.get(place, state.high_watermark)
             end = self._ends[place] = start + run.rows
             check_log_end(layout.partition_directory(*place), end)
+            active = self._active.get(place)
+            if active is None:
+                active = active_segment(self.store, known, run.partition)
+            batches = Batches(start, end, run.size, run.first_timestamp, run.max_timestamp)
+            active = self._active[place] = active.after(known, run.partition, batches)
             extents[run.file].append(
                 Extent(
                     known.topic_id,
@@ -70,6 +81,8 @@ class StoreDraft(LogChange):
                     end,
                     state.leader_epoch,
                     run.max_timestamp,
+                    first_timestamp=run.first_timestamp,
+                    segment=active.base_offset,
                 )
             )
         for file, of_file in zip(message.files, extents, strict=True):
@@ -144,6 +157,11 @@ class StoreDraft(LogChange):
         placed = covering(extents, extent.base_offset, extent.next_offset)
         return max((self.store.time_of(p) for p in placed if p.object_name in sources), default=0)
 
+    def roll(self, topic: str, number: int) -> None:
+        """Close the active segment: the next append begins another one."""
+        end = self.topic(topic).partitions[number].high_watermark
+        self.change_partition(topic, number, active_base=end, active_size=0)
+
     def set_cleaned(self, topic_id: str, partition: int, cleaned: Cleaned) -> None:
         """Set what the last cleaning of a partition has left."""
         self._changes.clean(topic_id, partition, cleaned)
@@ -162,7 +180,15 @@ class StoreDraft(LogChange):
             held = self.topic(topic).partitions[number]
             is_stable = held.last_stable_offset >= held.high_watermark
             stable = end if is_stable else held.last_stable_offset  # a transaction is open
-            self.change_partition(topic, number, high_watermark=end, last_stable_offset=stable)
+            active = self._active[topic, number]
+            self.change_partition(
+                topic,
+                number,
+                high_watermark=end,
+                last_stable_offset=stable,
+                active_base=active.base_offset,
+                active_size=active.size,
+            )
         if self._has_ended_records:
             self._drop_ended(self.state.apply(self.state.number + 1, self._changes.record(now_ms)))
         return self._changes.record(now_ms)

@@ -26,9 +26,13 @@ from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequenc
 
 SNAPSHOT_COMMITS: Final = 500
 SNAPSHOT_BYTES: Final = 8 << 20
-_NUMBERS_BEFORE_GAPS: Final = 7
-"""The numbers of an extent that an early release wrote, which counted no gaps."""
-_LEAST: Final = (0, 0, 0, 0, 0, -1, -1, -1)
+UNKNOWN: Final = -2
+"""A timestamp that an early release did not record."""
+NO_SEGMENT: Final = -1
+"""The segment of an extent that is one of its own: an early release wrote it."""
+_EARLY: Final = (-1, UNKNOWN, NO_SEGMENT)
+"""The numbers that early releases did not write: gaps, first timestamp, segment."""
+_LEAST: Final = (0, 0, 0, 0, 0, -1, -1, *_EARLY)
 """The least number of each field of an extent."""
 
 
@@ -50,6 +54,10 @@ class Extent:
     """The largest timestamp of its batches in epoch ms; -1 for none."""
     gaps: int = 0
     """How many gaps between its offsets the side object lists; -1 if an early release wrote it."""
+    first_timestamp: int = UNKNOWN
+    """The largest timestamp of its first batch (epoch ms); -1 for none, UNKNOWN if not recorded."""
+    segment: int = NO_SEGMENT
+    """The base offset of the segment that it is in, as in a directory; see `stored_segments`."""
 
     def has_end(self, offset: int) -> bool:
         """Return whether the offset before this one is here: it has the producers at `offset`."""
@@ -269,10 +277,12 @@ def _place(topic_id: str, partition: int) -> str:
 
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *given = values
-    gaps = (-1,) if len(given) == _NUMBERS_BEFORE_GAPS else ()
-    found = Extent(str(topic_id), *numbers((*given, *gaps), _LEAST))
+    missing = len(_LEAST) - len(given)
+    if missing not in (0, 2, 3):
+        raise ValueError(f"{values}: no extent")
+    found = Extent(str(topic_id), *numbers((*given, *_EARLY[len(_EARLY) - missing :]), _LEAST))
     check_leader_epoch(found.leader_epoch)
-    if found.next_offset <= found.base_offset:
+    if found.next_offset <= found.base_offset or found.segment > found.base_offset:
         raise ValueError(f"{values}: no extent")
     return found
 

@@ -12,7 +12,6 @@ Kafka: LogSegment.append, LogSegment.shouldRoll, LogSegment.onBecomeInactiveSegm
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,6 +24,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
+from kafkalog.storage_engine.metadata import segment_end
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
@@ -74,7 +74,7 @@ class ActiveSegment:
         self._index_slots = config.segment_index_bytes // layout.OFFSET_INDEX_ENTRY.size
         # The roll needs the last slot.
         self._time_slots = config.segment_index_bytes // layout.TIME_INDEX_ENTRY.size - 1
-        self._name = f"{topic_id}/{directory.name}/{self.base_offset}"
+        self._name = topic_id, directory.name, self.base_offset
         self._written = self.size
         self._is_begun_here = is_begun_here or not size
         self._identity = (0, 0)
@@ -293,14 +293,13 @@ class ActiveSegment:
             return self.size == 0 and base_offset == self.base_offset
         if self.size == 0:
             return True
-        if self.size > self._config.segment_bytes - size:
+        if not segment_end.has_bytes(self._config, self.size, size):
             return False
         index = self._index
         if index.offset_count >= self._index_slots or index.time_count >= self._time_slots:
             return False
         first = self._read_first_timestamp(max_timestamp)
-        waited = max_timestamp - first if first >= 0 else 0
-        return waited <= self._read_lifetime_ms()
+        return segment_end.has_time(first, max_timestamp, self._read_lifetime_ms())
 
     def add(self, size: int, max_timestamp: int, last_offset: int) -> None:
         """Count the next batch, and index it if due. Pass the bytes to `write`."""
@@ -352,16 +351,8 @@ class ActiveSegment:
 
     def _read_lifetime_ms(self) -> int:
         if self._lifetime_ms is None:
-            self._lifetime_ms = self._config.segment_lifetime_ms - self._jitter_ms()
+            self._lifetime_ms = segment_end.lifetime_ms(self._config, *self._name)
         return self._lifetime_ms
-
-    def _jitter_ms(self) -> int:
-        """Draw from [0, jitter) by the segment's name, so every process gets the same."""
-        jitter = min(self._config.segment_jitter_ms, self._config.segment_ms)
-        if jitter == 0:
-            return 0
-        digest = hashlib.blake2b(self._name.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % jitter
 
     def _read_first_timestamp(self, otherwise: int) -> int:
         if self._first_timestamp is None:

@@ -27,6 +27,8 @@ class Run(NamedTuple):
     """The file has only this run, and is renamed to become a segment."""
     max_timestamp: int = layout.NO_TIMESTAMP
     """The largest timestamp in epoch ms, which the commit of an object records; else -1."""
+    first_timestamp: int = layout.NO_TIMESTAMP
+    """The largest timestamp of its first batch, which that commit records too; else -1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ from tests.unit.storage_engine.store_log import Impatient, new_object_log
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 CHANGING = {"cleanup.policy": "compact,delete"}
+CLOSED = {"segment.bytes": "100"}
+"""Each append closes the segment of the one before."""
 
 
 @pytest.fixture
@@ -106,10 +108,11 @@ def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions
     before = Counter(log.client.counts)
     assert [stats.rounds for stats in run(log)] == [1] * partitions
     counts = Counter(log.client.counts) - before
-    # Of each partition: the segment, its side, and the boundary after the commit. And polls.
-    assert counts["GET"] == 3 * partitions + 1
-    # Of each: the claim, the segment, its side, the commit.
-    assert (counts["PUT"], counts["LIST"]) == (4 * partitions, 0)
+    # Of each partition: the segment, its side, and the boundary after the commit. And a poll, and
+    # the boundary after the commit that closes the active segments.
+    assert counts["GET"] == 3 * partitions + 2
+    # Of each: the claim, the segment, its side, the commit. And the first commit.
+    assert (counts["PUT"], counts["LIST"]) == (4 * partitions + 1, 0)
     assert records(log) == expected
     assert named(log) == stored(log)
 
@@ -283,17 +286,19 @@ def test_two_empty_segments_become_one(log: ObjectLog) -> None:
 
 def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: ObjectLog) -> None:
     lags = {"min.compaction.lag.ms": "5000", "max.compaction.lag.ms": "100000"}
-    log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9"})
+    log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9", **CLOSED})
     fill(log)
+    log.append("t", [("active", "1")], now_ms=NOW_MS)
     store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
     last_ms = NOW_MS + 3
 
     def due(now_ms: int) -> bool:
         return bool(store_manager.choose(log.store_state(), now_ms=now_ms).partitions)
 
-    assert [due(last_ms + ms) for ms in (0, 4_999, 5_000)] == [False, False, True]
+    assert [due(last_ms + ms) for ms in (-4, 4_999, 5_000)] == [False, True, True]
     store_manager.clean(log, now_ms=last_ms + 5_000)
     fill(log, commits=1)
+    log.append("t", [("active", "2")], now_ms=NOW_MS)
     store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
     assert [due(NOW_MS + ms) for ms in (6_000, 100_000, 100_001)] == [False, False, True]
 
@@ -445,6 +450,7 @@ def test_a_claim_keeps_other_cleaners_away_for_ten_minutes(log: ObjectLog) -> No
     log.create_topic("t")
     fill(log)
     store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    store_manager.roll_active(log, now_ms=NOW_MS)
     other = ObjectLog(log.address)
     with other.claim(f"{log.describe('t').topic_id}-0", now_ms=NOW_MS) as is_mine:
         assert is_mine
@@ -532,17 +538,16 @@ def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLo
     assert log.store_state().fresh == 0
 
 
-def test_fresh_objects_that_a_cleaning_waits_for_are_due_after_a_minute(log: ObjectLog) -> None:
-    log.create_topic("t")
-    log.append("t", [("k", "v")], now_ms=NOW_MS)
+def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog) -> None:
+    log.create_topic("t", 1, CLOSED)
 
-    def regrouped(minutes: int) -> int:
-        return len(store_manager.regroup_due(log, now_ms=NOW_MS + 60_000 * minutes))
+    def regrouped() -> int:
+        return len(store_manager.regroup_due(log, now_ms=NOW_MS))
 
-    assert [regrouped(0), regrouped(1)] == [0, 1]
-    for _ in range(2):
-        log.append("t", [("k", "v")], now_ms=NOW_MS)
-    assert [regrouped(0), regrouped(1)] == [0, 1]
+    log.append("t", [("k", "v" * 50)], now_ms=NOW_MS)
+    assert regrouped() == 0  # it is in the active segment
+    log.append("t", [("k", "v" * 50)], now_ms=NOW_MS)
+    assert [regrouped(), regrouped()] == [1, 0]
 
 
 def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
@@ -571,6 +576,7 @@ def public() -> Iterator[kafkalog.KafkaLog]:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
+    store_manager.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root) as opened:
         yield opened
 
@@ -586,6 +592,7 @@ def test_a_thread_regroups_and_cleans_what_is_due() -> None:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
+    store_manager.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root, cleaner=CleanerConfig(backoff_ms=10)) as opened:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:

@@ -7,22 +7,17 @@ import dataclasses
 import pytest
 
 from kafkalog.cleaner.schedule.store_plan import (
-    CLEAN,
     FRESH_MAX,
     LARGEST,
-    MERGE,
     OLDEST_MS,
     REGROUP,
     REST,
     YOUNGEST_MS,
-    Decision,
     Fresh,
-    Part,
     Reads,
-    plan_partition,
+    mergeable,
     plan_regroup,
 )
-from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 from tests.unit.cleaner.regroup_search import Course, Workload, cheapest, planned
 
@@ -53,7 +48,7 @@ QUIET, BUSY = Reads(0.0, 1), Reads(600.0, 16)
         (fresh(0), BUSY, False, (REST, "none")),
         (fresh(), BUSY, False, (REGROUP, "reads")),
         (fresh(age_ms=YOUNGEST_MS - 1), BUSY, False, (REST, "young")),
-        (fresh(age_ms=YOUNGEST_MS - 1), BUSY, True, (REST, "young")),
+        (fresh(age_ms=YOUNGEST_MS - 1), BUSY, True, (REGROUP, "awaited")),
         (fresh(), QUIET, False, (REST, "cheap")),
         (fresh(), QUIET, True, (REGROUP, "awaited")),
         (fresh(partitions=1000), Reads(60.0, 4), False, (REST, "cheap")),
@@ -93,64 +88,31 @@ def test_the_figures_of_a_regroup_are_in_dollars() -> None:
     assert found["writeCost"] == pytest.approx(25 * S3_STANDARD.put + S3_STANDARD.get)
 
 
-def part(size: int = 1 << 20, age_ms: int = 0, *, dirty: bool = True, fresh: bool = False) -> Part:
-    return Part(size, NOW_MS - age_ms, dirty, fresh)
-
-
-COMPACT = {"cleanup.policy": "compact"}
-LAG = {**COMPACT, "min.compaction.lag.ms": "60000"}
-SOON = {**COMPACT, "max.compaction.lag.ms": "60000"}
-CLEAN_PART, DIRTY, OLD = part(dirty=False), part(), part(age_ms=MINUTE_MS + 1)
-NEW = part(fresh=True)
-
-
-@pytest.mark.parametrize(
-    ("config", "parts", "horizon_ms", "expected"),
-    [
-        (COMPACT, [], None, (REST, "empty")),
-        (COMPACT, [CLEAN_PART], None, (REST, "clean")),
-        (COMPACT, [CLEAN_PART, DIRTY], None, (REST, "ratio")),
-        (COMPACT, [CLEAN_PART, DIRTY, DIRTY], None, (CLEAN, "ratio")),
-        (COMPACT, [CLEAN_PART, NEW, NEW], None, (CLEAN, "ratio")),
-        (COMPACT, [CLEAN_PART], NOW_MS, (CLEAN, "horizon")),
-        (COMPACT, [CLEAN_PART], NOW_MS + 1, (REST, "clean")),
-        (LAG, [DIRTY], None, (REST, "young")),
-        (LAG, [OLD, DIRTY], None, (CLEAN, "ratio")),
-        (LAG, [CLEAN_PART, CLEAN_PART, OLD, DIRTY, DIRTY], None, (REST, "ratio")),
-        (SOON, [CLEAN_PART, DIRTY], None, (REST, "ratio")),
-        (SOON, [CLEAN_PART, OLD], None, (CLEAN, "lag")),
-        ({"cleanup.policy": "delete"}, [DIRTY] * 7, None, (REST, "policy")),
-        ({"cleanup.policy": "delete"}, [DIRTY] * 8, None, (MERGE, "sizes")),
-        ({"cleanup.policy": "delete"}, [DIRTY] * 7 + [NEW], None, (REST, "policy")),
-        (COMPACT, [part(60 << 20, dirty=False)] + [DIRTY] * 8, None, (MERGE, "sizes")),
-        (COMPACT, [CLEAN_PART] * 8, None, (REST, "clean")),
-    ],
-)
-def test_a_partition_is_cleaned_by_kafkas_rules_and_merged_by_eights(
-    config: dict[str, str], parts: list[Part], horizon_ms: int | None, expected: tuple[str, str]
-) -> None:
-    found = plan_partition(TopicConfig.parse(config), parts, now_ms=NOW_MS, horizon_ms=horizon_ms)
-    assert (found.act, found.code) == expected
-    assert found.reason.endswith(".")
-
-
-def merged(sizes: list[int]) -> tuple[int, int]:
-    config = TopicConfig.parse({"cleanup.policy": "delete"})
-    found: Decision = plan_partition(config, [*map(part, sizes)], now_ms=NOW_MS)
-    return found.merged
-
-
 def test_eight_neighbours_of_one_size_class_are_merged() -> None:
-    assert merged([LARGEST, *[9 << 20] * 8]) == (1, 9)
-    assert merged([9 << 20] * 7 + [1 << 20] * 8) == (7, 15)
-    assert merged([9 << 20] * 4 + [1 << 10] + [9 << 20] * 7) == (0, 0)
-    assert merged([LARGEST] * 20) == (0, 0)
-    assert merged([10, 60_000] * 4) == (0, 8)
+    assert mergeable([LARGEST, *[9 << 20] * 8]) == (1, 9)
+    assert mergeable([9 << 20] * 7 + [1 << 20] * 8) == (7, 15)
+    assert mergeable([9 << 20] * 4 + [1 << 10] + [9 << 20] * 7) == (0, 0)
+    assert mergeable([LARGEST] * 20) == (0, 0)
+    assert mergeable([10, 60_000] * 4) == (0, 8)
+    assert mergeable([9 << 20] * 4 + [None] + [9 << 20] * 7) == (0, 0)
 
 
-def test_a_partition_with_young_dirty_records_says_when_they_are_old() -> None:
-    found = plan_partition(TopicConfig.parse(LAG), [part(age_ms=1000)], now_ms=NOW_MS)
-    assert found.until_ms == NOW_MS + 59_000
+@pytest.mark.parametrize("sizes", [[70], [70, 9_000], [1, 10, 100, 1000, 10_000], [60_000]])
+def test_however_many_objects_come_each_byte_is_merged_a_few_times(sizes: list[int]) -> None:
+    """A byte is in a larger object after each merge, so 64 KiB take at most sixteen."""
+    held: list[int | None] = []
+    moved = came = 0
+    for number in range(4_000):
+        size = sizes[number % len(sizes)]
+        held.append(size)
+        came += size
+        first, end = mergeable(held)
+        if first < end:
+            merged = sum(each or 0 for each in held[first:end])
+            moved += merged
+            held[first:end] = [merged]
+    assert moved <= 8 * came
+    assert len(held) < 200
 
 
 def within(seeds: range) -> None:

@@ -6,10 +6,9 @@ from collections import Counter
 
 import pytest
 
-import kafkalog
-from kafkalog.cleaner.report.store_report import explain_store, report, status_store
+from kafkalog.cleaner.report.store_report import report
 from kafkalog.cleaner.schedule import manager, store_manager
-from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, plan_of, regroup_of
+from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, regroup_of
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -77,7 +76,9 @@ def test_a_regroup_is_awaited_by_a_partition_that_is_due(log: ObjectLog) -> None
     log.create_topic("t", 1)
     log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
     assert regroup_of(log.store_state(), NOW_MS + 59_999).code == "young"
-    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "awaited"
+    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "cheap"
+    store_manager.roll_active(log, now_ms=NOW_MS)
+    assert regroup_of(log.store_state(), NOW_MS).code == "awaited"
     log.alter_topic("t", {"cleanup.policy": "delete"})
     assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "cheap"
 
@@ -97,21 +98,6 @@ def test_a_cleaner_collects_dead_objects_at_once_and_lists_once_an_hour(log: Obj
     assert (Counter(log.client.counts) - counts)["LIST"] == 5
 
 
-def test_a_log_is_clean_only_without_dirty_records(log: ObjectLog) -> None:
-    log.create_topic("t", 1)
-    fill(log, "t", 1)
-    store_manager.clean(log, force=True, now_ms=NOW_MS)
-    (found,) = status_store(log.store_state(), NOW_MS)
-    assert (found.state, found.reason, found.dirty_bytes) == ("clean", None, 0)
-    log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
-    (found,) = status_store(log.store_state(), NOW_MS)
-    assert found.state == "not due" and "min.cleanable.dirty.ratio" in str(found.reason)
-    (explained,) = explain_store(log.store_state(), "t", NOW_MS)
-    assert explained.answer == "is not due"
-    assert [each.code for each in explained.findings] == ["ratio", "fresh", "figures"]
-    assert plan_of(log.store_state(), "t", 0, NOW_MS).figures["freshBytes"] > 0
-
-
 def test_a_report_counts_the_requests_of_one_read(log: ObjectLog) -> None:
     log.create_topic("t", 12)
     fill(log, "t", 12, commits=3)
@@ -124,11 +110,3 @@ def test_a_report_counts_the_requests_of_one_read(log: ObjectLog) -> None:
     assert (found.fresh_objects, found.dead_objects, found.read_requests) == (0, 3, 12)
     assert found.deleted_from_ms == NOW_MS + HOUR_MS
     assert found.write_amplification == 2.0
-
-
-def test_status_and_explain_of_python_are_those_of_the_command(log: ObjectLog) -> None:
-    log.create_topic("t", 1)
-    fill(log, "t", 1)
-    with kafkalog.open(str(log.address)) as opened:
-        assert opened.status(now_ms=NOW_MS) == status_store(log.store_state(), NOW_MS)
-        assert opened.explain("t", now_ms=NOW_MS) == explain_store(log.store_state(), "t", NOW_MS)

@@ -64,6 +64,8 @@ EXTENT = {
     "leader_epoch": 0,
     "max_timestamp": -1,
     "gaps": 0,
+    "first_timestamp": -1,
+    "segment": 0,
 }
 BEYOND = layout.INT64_MAX + 1
 
@@ -91,6 +93,8 @@ def other(**changes: Any) -> dict[str, Any]:
         adding(leader_epoch=-1),
         adding(leader_epoch=layout.INT32_MAX),
         adding(gaps=-1),
+        adding(first_timestamp=-2),
+        adding(segment=-1),
         adding(partition=1),
         adding(partition=7, topic_id="B" * 22),
         adding(added_ms=-1),
@@ -100,6 +104,8 @@ def other(**changes: Any) -> dict[str, Any]:
         "no epoch",
         "largest epoch",
         "gaps unknown",
+        "first timestamp unknown",
+        "a segment of its own",
         "last partition",
         "topic is gone",
         "replaced empty ones",
@@ -129,6 +135,9 @@ REFUSED = [
     (adding(max_timestamp=-2), NUMBERS),
     (adding(max_timestamp=BEYOND), NUMBERS),
     (adding(gaps=-2), NUMBERS),
+    (adding(first_timestamp=-3), NUMBERS),
+    (adding(segment=-2), NUMBERS),
+    (adding(segment=1), "no extent"),
     (other(time_ms=-1), NUMBERS),
     (other(time_ms=BEYOND), NUMBERS),
     (other(swept=-2), NUMBERS),
@@ -206,5 +215,5 @@ def test_an_extent_of_an_early_release_has_an_unknown_number_of_gaps() -> None:
     assert (gaps_of(), gaps_of(0), gaps_of(3)) == (-1, 0, 3)
     with pytest.raises(ValueError, match="expected numbers"):
         gaps_of(-2)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="no extent"):
         gaps_of(0, 0)

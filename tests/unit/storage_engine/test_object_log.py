@@ -513,9 +513,10 @@ def test_records_are_deleted_up_to_an_offset(log: ObjectLog) -> None:
     assert not log.store_state().objects
 
 
-def test_retention_by_time_and_by_size_takes_whole_extents(log: ObjectLog) -> None:
-    log.create_topic("time", 1, {**WITH_DELETE, "retention.ms": str(2 * DAY_MS)})
-    log.create_topic("size", 1, WITH_DELETE)
+def test_retention_by_time_and_by_size_takes_whole_segments(log: ObjectLog) -> None:
+    daily = {**WITH_DELETE, "segment.ms": str(DAY_MS - 1)}
+    log.create_topic("time", 1, {**daily, "retention.ms": str(2 * DAY_MS)})
+    log.create_topic("size", 1, daily)
     for day in range(4):
         for topic in ("time", "size", "t"):
             log.append(topic, [("k", "v" * 50)] * 2, now_ms=NOW_MS + day * DAY_MS)

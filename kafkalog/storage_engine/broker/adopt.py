@@ -23,7 +23,9 @@ only leader of that epoch.
 
 *Config*: the topic's config in the cluster's metadata, if that is here and has the same topic id.
 Without a known policy a topic is neither cleaned nor deleted from until `alter_topic` sets one.
-Kafka's default would delete records that the broker's own default may keep.
+Without a known `retention.ms` or `delete.retention.ms`, records and tombstones are kept. The
+broker's own defaults (`log.retention.hours` and the like) are in no log directory, and Kafka's
+default would delete what they may keep.
 
 *A log that was ours before*: writers, configs, and the lowest ends of snapshots after cleanings
 come from the old journal (`kl-commit.released`), for topics with unchanged ids.
@@ -34,9 +36,10 @@ Kafka: LogManager.loadLogs, LogLoader.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
@@ -58,7 +61,12 @@ from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.writing.transaction import Transaction
 
-_NO_POLICY = {"cleanup.policy": ""}
+_KEEP_ALL: Final = {
+    "cleanup.policy": "",
+    "retention.ms": "-1",
+    "delete.retention.ms": str(layout.INT64_MAX),
+}
+"""What keeps every record, for configs that are not known."""
 _READ_AS_FOUND = (layout.PARTITION_METADATA, layout.LEADER_EPOCH_CHECKPOINT)
 ALL_TOPICS = "*"
 
@@ -310,20 +318,35 @@ class _Adopting:
         """Return a topic's config; raises InvalidInputError for a wrong one in the arguments."""
         metadata = self._metadata(topic)
         before = self._topic_before(topic)
-        wanted: dict[str, str] = dict(_NO_POLICY)
+        known: dict[str, str] = {}
         if before is not None:
-            wanted.update(before.config)
-        wanted.update(given.get(ALL_TOPICS, {}))
+            known.update(before.config)
+        known.update(given.get(ALL_TOPICS, {}))
         if metadata is not None:
-            wanted.update(self._usable(topic, metadata.config))
-        wanted.update(given.get(topic, {}))
-        config.TopicConfig.parse(wanted)
-        if not wanted["cleanup.policy"]:
+            known.update(self._usable(topic, metadata.config))
+        known.update(given.get(topic, {}))
+        wanted = {**_KEEP_ALL, **known}
+        self._note_unknown(topic, config.TopicConfig.parse(wanted), _KEEP_ALL.keys() - known.keys())
+        return wanted
+
+    def _note_unknown(self, topic: str, found: config.TopicConfig, unknown: Set[str]) -> None:
+        """Say what is kept because a config is not known, where the policy makes it matter."""
+        to_set = f"--config '{topic}:{{}}=...' or `kafkalog topics alter` sets it"
+        if not found.cleanup_policy:
             self._notices.append(
                 f"topic {topic!r}: its cleanup.policy is not known, so it is neither cleaned nor "
                 "deleted from until you set it"
             )
-        return wanted
+        if found.is_deleted and "retention.ms" in unknown:
+            self._notices.append(
+                f"topic {topic!r}: its retention.ms is not known, so no record is deleted for its "
+                f"age; {to_set.format('retention.ms')}"
+            )
+        if found.is_compacted and "delete.retention.ms" in unknown:
+            self._notices.append(
+                f"topic {topic!r}: its delete.retention.ms is not known, so a tombstone stays "
+                f"unless the broker has set its end; {to_set.format('delete.retention.ms')}"
+            )
 
     def _topic_before(self, topic: str) -> TopicState | None:
         """Return a topic's state when the log was ours, if it is the same topic."""

@@ -56,6 +56,11 @@ from kafkalog.storage_engine.metadata import checkpoints, config
 from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
+from kafkalog.storage_engine.metadata.remote_log_starts import (
+    RemoteLogStart,
+    read_remote_log_starts,
+    write_remote_log_starts,
+)
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import segments
@@ -206,6 +211,9 @@ class _Adopting:
         self._found_ids: Mapping[str, str | None] = {}
         self._drawn: set[str] = set()
         self._configs: dict[str, dict[str, str]] = {}
+        self._remote: dict[tuple[str, int], RemoteLogStart] = {}
+        self._remote_before = read_remote_log_starts(root)
+        """Those of a run that died."""
         self.was_clean = checkpoints.is_clean(root)
         self._before = self._journal_before()
 
@@ -245,6 +253,8 @@ class _Adopting:
                 now_ms=self._now_ms,
                 checkpointed=checkpointed,
             )
+            if checkpointed.is_tiered and checkpointed.log_start is not None:
+                self._note_remote(key, checkpointed.log_start)
         if progress is not None:
             progress("", len(found), len(found))
         self._check_not_lost()
@@ -260,6 +270,17 @@ class _Adopting:
             self._ids[topic] = self._topic_id(topic)
             self._configs[topic] = self._config(topic, given)
         self._found()
+
+    def _note_remote(self, key: tuple[str, int], log_start: int) -> None:
+        """Remember where a log begins in remote storage, and its epochs from there."""
+        loaded = self._loaded[key]
+        first = loaded.state.log_start_offset
+        if log_start < first:
+            epochs, _ = checkpoints.known_leader_epochs(loaded.directory)
+            if key in self._remote_before:
+                epochs = self._remote_before[key].whole(epochs)
+            below = tuple((epoch, start) for epoch, start in epochs if start < first)
+            self._remote[key] = RemoteLogStart("", log_start, first, below)
 
     def _check_not_lost(self) -> None:
         """Raise StorageError if records are gone: an adoption would erase what shows it."""
@@ -374,6 +395,10 @@ class _Adopting:
         if not (root / layout.GUARD).is_dir():
             files.make_directory(root / layout.GUARD)
         files.sync_directory(root)  # includes the names of a dead run
+        starts = {
+            key: start._replace(topic_id=self._ids[key[0]]) for key, start in self._remote.items()
+        }
+        write_remote_log_starts(root, starts)  # before the epochs are trimmed
         if (root / layout.META_PROPERTIES).exists():
             if not self.was_clean and (root / layout.CLEAN_ASIDE).exists():
                 files.remove(root / layout.CLEAN_ASIDE)  # of an earlier adoption

@@ -43,7 +43,7 @@ from typing import Final
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.broker.adopted_topics import WITHOUT_ID, write_adopted_topics
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import decide
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
@@ -259,6 +259,7 @@ class _Adopting:
             progress("", len(found), len(found))
         self._check_not_lost()
         self._note_gone()
+        self._note_old_broker()
         topics = sorted({topic for topic, _ in found})
         for name in given:
             if name != ALL_TOPICS and name not in topics:
@@ -299,6 +300,20 @@ class _Adopting:
                 if (topic.name, number) not in self._loaded:
                     name = layout.partition_directory(topic.name, number)
                     self._notices.append(f"{name} was here when the log was ours, and is gone")
+
+    def _note_old_broker(self) -> None:
+        """Say that a broker before 0.11, which had no leader epochs, cannot read batches v2."""
+        if self._before.topics or not any(
+            (self.root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE)
+        ):
+            return
+        paths = [each.directory / layout.LEADER_EPOCH_CHECKPOINT for each in self._loaded.values()]
+        if paths and not any(path.exists() for path in paths):
+            self._notices.append(
+                f"no partition has a {layout.LEADER_EPOCH_CHECKPOINT}, so the broker is older than "
+                "Kafka 0.11, and cannot read what kafkalog appends or cleans: give the directory "
+                "to a newer one afterwards"
+            )
 
     def _decide(self) -> Mapping[tuple[str, int], Path]:
         """Return the partitions that are of their topics, sorted; the others stay as they are."""
@@ -491,11 +506,9 @@ class _Adopting:
     def _broker_ids(self) -> dict[str, str]:
         """Return the topics by the ids that the broker's cluster knows, as far as possible."""
         clusters = {topic.topic_id for topic in self._known.values()}
-        return {
-            topic: topic_id
-            for topic, topic_id in self._ids.items()
-            if (topic_id in clusters if clusters else topic not in self._drawn)
-        }
+        if clusters:
+            return {name: found for name, found in self._ids.items() if found in clusters}
+        return self._ids | dict.fromkeys(self._drawn, WITHOUT_ID)
 
     def _is_still_true(self, writer: str) -> bool:
         target = writer.rpartition(" ")[2]

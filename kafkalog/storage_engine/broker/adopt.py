@@ -23,7 +23,9 @@ only leader of that epoch.
 
 *Config*: the topic's config in the cluster's metadata, if that is here and has the same topic id.
 Without a known policy a topic is neither cleaned nor deleted from until `alter_topic` sets one.
-Kafka's default would delete records that the broker's own default may keep.
+Without a known `retention.ms` or `delete.retention.ms`, records and tombstones are kept. The
+broker's own defaults (`log.retention.hours` and the like) are in no log directory, and Kafka's
+default would delete what they may keep.
 
 *A log that was ours before*: writers, configs, and the lowest ends of snapshots after cleanings
 come from the old journal (`kl-commit.released`), for topics with unchanged ids.
@@ -34,13 +36,14 @@ Kafka: LogManager.loadLogs, LogLoader.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.broker.adopted_topics import write_adopted_topics
+from kafkalog.storage_engine.broker.adopted_topics import WITHOUT_ID, write_adopted_topics
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import decide
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
@@ -53,12 +56,22 @@ from kafkalog.storage_engine.metadata import checkpoints, config
 from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
+from kafkalog.storage_engine.metadata.remote_log_starts import (
+    RemoteLogStart,
+    read_remote_log_starts,
+    write_remote_log_starts,
+)
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.writing.transaction import Transaction
 
-_NO_POLICY = {"cleanup.policy": ""}
+_KEEP_ALL: Final = {
+    "cleanup.policy": "",
+    "retention.ms": "-1",
+    "delete.retention.ms": str(layout.INT64_MAX),
+}
+"""What keeps every record, for configs that are not known."""
 _READ_AS_FOUND = (layout.PARTITION_METADATA, layout.LEADER_EPOCH_CHECKPOINT)
 ALL_TOPICS = "*"
 
@@ -198,6 +211,9 @@ class _Adopting:
         self._found_ids: Mapping[str, str | None] = {}
         self._drawn: set[str] = set()
         self._configs: dict[str, dict[str, str]] = {}
+        self._remote: dict[tuple[str, int], RemoteLogStart] = {}
+        self._remote_before = read_remote_log_starts(root)
+        """Those of a run that died."""
         self.was_clean = checkpoints.is_clean(root)
         self._before = self._journal_before()
 
@@ -237,10 +253,13 @@ class _Adopting:
                 now_ms=self._now_ms,
                 checkpointed=checkpointed,
             )
+            if checkpointed.is_tiered and checkpointed.log_start is not None:
+                self._note_remote(key, checkpointed.log_start)
         if progress is not None:
             progress("", len(found), len(found))
         self._check_not_lost()
         self._note_gone()
+        self._note_old_broker()
         topics = sorted({topic for topic, _ in found})
         for name in given:
             if name != ALL_TOPICS and name not in topics:
@@ -252,6 +271,17 @@ class _Adopting:
             self._ids[topic] = self._topic_id(topic)
             self._configs[topic] = self._config(topic, given)
         self._found()
+
+    def _note_remote(self, key: tuple[str, int], log_start: int) -> None:
+        """Remember where a log begins in remote storage, and its epochs from there."""
+        loaded = self._loaded[key]
+        first = loaded.state.log_start_offset
+        if log_start < first:
+            epochs, _ = checkpoints.known_leader_epochs(loaded.directory)
+            if key in self._remote_before:
+                epochs = self._remote_before[key].whole(epochs)
+            below = tuple((epoch, start) for epoch, start in epochs if start < first)
+            self._remote[key] = RemoteLogStart("", log_start, first, below)
 
     def _check_not_lost(self) -> None:
         """Raise StorageError if records are gone: an adoption would erase what shows it."""
@@ -270,6 +300,20 @@ class _Adopting:
                 if (topic.name, number) not in self._loaded:
                     name = layout.partition_directory(topic.name, number)
                     self._notices.append(f"{name} was here when the log was ours, and is gone")
+
+    def _note_old_broker(self) -> None:
+        """Say that a broker before 0.11, which had no leader epochs, cannot read batches v2."""
+        if self._before.topics or not any(
+            (self.root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE)
+        ):
+            return
+        paths = [each.directory / layout.LEADER_EPOCH_CHECKPOINT for each in self._loaded.values()]
+        if paths and not any(path.exists() for path in paths):
+            self._notices.append(
+                f"no partition has a {layout.LEADER_EPOCH_CHECKPOINT}, so the broker is older than "
+                "Kafka 0.11, and cannot read what kafkalog appends or cleans: give the directory "
+                "to a newer one afterwards"
+            )
 
     def _decide(self) -> Mapping[tuple[str, int], Path]:
         """Return the partitions that are of their topics, sorted; the others stay as they are."""
@@ -310,20 +354,35 @@ class _Adopting:
         """Return a topic's config; raises InvalidInputError for a wrong one in the arguments."""
         metadata = self._metadata(topic)
         before = self._topic_before(topic)
-        wanted: dict[str, str] = dict(_NO_POLICY)
+        known: dict[str, str] = {}
         if before is not None:
-            wanted.update(before.config)
-        wanted.update(given.get(ALL_TOPICS, {}))
+            known.update(before.config)
+        known.update(given.get(ALL_TOPICS, {}))
         if metadata is not None:
-            wanted.update(self._usable(topic, metadata.config))
-        wanted.update(given.get(topic, {}))
-        config.TopicConfig.parse(wanted)
-        if not wanted["cleanup.policy"]:
+            known.update(self._usable(topic, metadata.config))
+        known.update(given.get(topic, {}))
+        wanted = {**_KEEP_ALL, **known}
+        self._note_unknown(topic, config.TopicConfig.parse(wanted), _KEEP_ALL.keys() - known.keys())
+        return wanted
+
+    def _note_unknown(self, topic: str, found: config.TopicConfig, unknown: Set[str]) -> None:
+        """Say what is kept because a config is not known, where the policy makes it matter."""
+        to_set = f"--config '{topic}:{{}}=...' or `kafkalog topics alter` sets it"
+        if not found.cleanup_policy:
             self._notices.append(
                 f"topic {topic!r}: its cleanup.policy is not known, so it is neither cleaned nor "
                 "deleted from until you set it"
             )
-        return wanted
+        if found.is_deleted and "retention.ms" in unknown:
+            self._notices.append(
+                f"topic {topic!r}: its retention.ms is not known, so no record is deleted for its "
+                f"age; {to_set.format('retention.ms')}"
+            )
+        if found.is_compacted and "delete.retention.ms" in unknown:
+            self._notices.append(
+                f"topic {topic!r}: its delete.retention.ms is not known, so a tombstone stays "
+                f"unless the broker has set its end; {to_set.format('delete.retention.ms')}"
+            )
 
     def _topic_before(self, topic: str) -> TopicState | None:
         """Return a topic's state when the log was ours, if it is the same topic."""
@@ -351,6 +410,10 @@ class _Adopting:
         if not (root / layout.GUARD).is_dir():
             files.make_directory(root / layout.GUARD)
         files.sync_directory(root)  # includes the names of a dead run
+        starts = {
+            key: start._replace(topic_id=self._ids[key[0]]) for key, start in self._remote.items()
+        }
+        write_remote_log_starts(root, starts)  # before the epochs are trimmed
         if (root / layout.META_PROPERTIES).exists():
             if not self.was_clean and (root / layout.CLEAN_ASIDE).exists():
                 files.remove(root / layout.CLEAN_ASIDE)  # of an earlier adoption
@@ -443,11 +506,9 @@ class _Adopting:
     def _broker_ids(self) -> dict[str, str]:
         """Return the topics by the ids that the broker's cluster knows, as far as possible."""
         clusters = {topic.topic_id for topic in self._known.values()}
-        return {
-            topic: topic_id
-            for topic, topic_id in self._ids.items()
-            if (topic_id in clusters if clusters else topic not in self._drawn)
-        }
+        if clusters:
+            return {name: found for name, found in self._ids.items() if found in clusters}
+        return self._ids | dict.fromkeys(self._drawn, WITHOUT_ID)
 
     def _is_still_true(self, writer: str) -> bool:
         target = writer.rpartition(" ")[2]

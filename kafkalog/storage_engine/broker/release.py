@@ -39,6 +39,10 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost, nearby
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
+from kafkalog.storage_engine.metadata.remote_log_starts import (
+    notices_of_remote_logs,
+    read_remote_log_starts,
+)
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import partition_directory, segments
@@ -246,6 +250,7 @@ class _Releasing:
                 directory = self.root / layout.partition_directory(topic.name, number)
                 _describe(directory, topic, partition, self._now_ms)
         checkpoints.write_root_checkpoints(self.root, state)
+        self._notices += notices_of_remote_logs(self.root, state)
         self._mark_clean(state)
         self._check_lock()
 
@@ -350,6 +355,7 @@ class _Releasing:
         count = 0
         for directory in _partition_directories(self.root):
             count += _remove_ours(directory)
+        self._restore_remote_epochs()
         self._remove_ours_in_root()
         aside, meta = self.root / layout.META_ASIDE, self.root / layout.META_PROPERTIES
         if aside.exists():
@@ -361,6 +367,16 @@ class _Releasing:
             files.sync_directory(self.root)
         notices = (*self._notices, *_what_is_left_to_do(self.root))
         return ReleaseReport(self.root, False, count, meta.exists(), notices)
+
+    def _restore_remote_epochs(self) -> None:
+        """Bring the epochs back by which a broker finds what it has in remote storage."""
+        starts = checkpoints.known_offsets(self.root)[0][layout.LOG_START_CHECKPOINT]
+        for key, remote in read_remote_log_starts(self.root).items():
+            directory = self.root / layout.partition_directory(*key)
+            if starts.get(key, layout.INT64_MAX) < remote.local_start and directory.is_dir():
+                epochs, _ = checkpoints.known_leader_epochs(directory)
+                checkpoints.write_leader_epochs(directory, remote.whole(epochs))
+                files.sync_directory(directory)
 
     def _remove_ours_in_root(self) -> None:
         kept = {layout.COMMIT_RELEASED, layout.META_ASIDE, layout.GUARD}

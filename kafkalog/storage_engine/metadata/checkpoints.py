@@ -20,6 +20,10 @@ from typing import Any, Final, TypeVar
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.remote_log_starts import (
+    checkpointed_log_start,
+    read_remote_log_starts,
+)
 from kafkalog.storage_engine.metadata.state import State
 
 _T = TypeVar("_T")
@@ -153,8 +157,9 @@ def write_root_checkpoints(root: Path, state: State) -> None:
     """Write the four offset checkpoints; the caller holds the commit lock.
 
     Keeps their entries for partitions in this directory that are not ours, such as a broker's
-    internal topics.
+    internal topics. A tiered log keeps the log start in remote storage (`remote_log_starts`).
     """
+    remote = read_remote_log_starts(root)
     partitions = [
         (topic.name, number, partition)
         for topic in state.topics.values()
@@ -164,7 +169,9 @@ def write_root_checkpoints(root: Path, state: State) -> None:
         layout.REPLICATION_CHECKPOINT: [(t, n, p.high_watermark) for t, n, p in partitions],
         layout.RECOVERY_POINT_CHECKPOINT: [(t, n, p.high_watermark) for t, n, p in partitions],
         layout.LOG_START_CHECKPOINT: [
-            (t, n, p.log_start_offset) for t, n, p in partitions if p.log_start_offset > 0
+            (t, n, checkpointed_log_start(remote, state, t, n))
+            for t, n, p in partitions
+            if p.log_start_offset > 0
         ],
     }
     for name, entries in offsets.items():

@@ -9,6 +9,7 @@ path one level off.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -109,20 +110,10 @@ def nearby(path: Path) -> str:
     above = log_above(path)
     if above is not None:
         log, inner = above
-        what = "this lies in"
-        if layout.parse_partition_directory(inner) is not None:
-            what = f"this {'is' if path.name == inner else 'lies in'} the partition {inner} of"
-        return f"; {what} the log in {log}: give {log}"
-    below = _logs_below(path)
-    if len(below) == 1:
-        return f"; the log is one level below: give {below[0]}"
-    if below:
-        shown = ", ".join(map(str, below[:_SHOWN]))
-        more = f" and {len(below) - _SHOWN} more" if len(below) > _SHOWN else ""
-        return (
-            f"; logs are one level below: give one of {shown}{more} (several of one broker are "
-            "given together, with commas between)"
-        )
+        return meant(inner, str(log), is_at=path.name == inner)
+    if below := _logs_below(path):
+        together = " (several of one broker are given together, with commas between)"
+        return meant("", None, [*map(str, below)]) + (together if len(below) > 1 else "")
     with files.ignoring():
         if path.is_dir() and layout.base_offsets(files.list_names(path), layout.LOG):
             return (
@@ -130,6 +121,26 @@ def nearby(path: Path) -> str:
                 "copy it to a directory named as one, such as rescued/topic-0, and give `rescued`"
             )
     return ""
+
+
+def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bool = False) -> str:
+    """Return which log was meant by an address that has none, as the end of a message; or ''.
+
+    `above` is the log that the address lies in, below the name `inner`; `is_at`: it is that name.
+    `below` are the logs one level below.
+    """
+    if above is not None:
+        what = "this lies in"
+        if layout.parse_partition_directory(inner) is not None:
+            what = f"this {'is' if is_at else 'lies in'} the partition {inner} of"
+        return f"; {what} the log in {above}: give {above}"
+    if len(below) == 1:
+        return f"; the log is one level below: give {below[0]}"
+    if not below:
+        return ""
+    shown = ", ".join(below[:_SHOWN])
+    more = f" and {len(below) - _SHOWN} more" if len(below) > _SHOWN else ""
+    return f"; logs are one level below: give one of {shown}{more}"
 
 
 def log_above(path: Path) -> tuple[Path, str] | None:

@@ -114,10 +114,16 @@ class TopicState:
 
     @property
     def delete_retention_ms(self) -> int | None:
-        """How long a tombstone stays after its first cleaning; None if that is not known."""
+        """How long a tombstone stays after its first cleaning; None if that is not known.
+
+        An adoption that does not know it keeps them for ever, and the broker may have done less.
+        """
         if not self.knows_defaults and "delete.retention.ms" not in self.config:
             return None
-        return TopicConfig.parse(self.config).delete_retention_ms
+        found = TopicConfig.parse(self.config).delete_retention_ms
+        if found == layout.INT64_MAX and self.knows_defaults:
+            return None if any(state.listed_from for state in self.partitions) else found
+        return found
 
     def present(self) -> Iterator[tuple[int, PartitionState]]:
         """Yield (number, state) of the partitions in this log, ascending."""

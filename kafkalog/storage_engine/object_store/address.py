@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Self
 from urllib.parse import urlsplit
 
@@ -75,6 +75,10 @@ class StoreAddress:
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+
+    def below(self, name: str) -> Self:
+        """Return the address one level below."""
+        return replace(self, prefix=f"{self.prefix}/{name}" if self.prefix else name)
 
     @classmethod
     def parse(cls, url: str, options: Mapping[str, str] | None = None) -> Self:

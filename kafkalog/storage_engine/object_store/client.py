@@ -289,6 +289,15 @@ class ObjectClient:
         """
         return next(self._pages(prefix, None), [])[: min(count, _PAGE)]
 
+    def prefixes(self) -> Sequence[str]:
+        """Return the names one level below that have objects below; one listing."""
+
+        def ask() -> Sequence[str]:
+            found = self._obstore.list_with_delimiter(self._once, self._key(""))
+            return [each.removeprefix(self._key("")) for each in found["common_prefixes"]]
+
+        return self._read(LIST, "", ask)
+
     def _pages(self, prefix: str, after: str | None) -> Iterator[Sequence[ObjectEntry]]:
         last = after
         while True:

@@ -37,6 +37,7 @@ from kafkalog.errors import (
 )
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome, StoredObject
+from kafkalog.storage_engine.object_store.nearby_logs import check_is_free, nearby
 from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
 from kafkalog.storage_engine.object_store.store_state import StoreState
 
@@ -91,9 +92,10 @@ class CommitLog:
         """Return the id of the log; one GET. Raises InvalidInputError if there is none."""
         mark = client.get(layout.STORED_LOG)
         if mark is None:
+            advice = nearby(client.address) or ". Create one, or correct the address."
             raise InvalidInputError(
-                f"{client.address}: there is no log (expected an object {layout.STORED_LOG}). "
-                "Create one, or correct the address."
+                f"{client.address}: there is no log (expected an object {layout.STORED_LOG})"
+                f"{advice}"
             )
         place = f"{client.address}/{layout.STORED_LOG}"
         return NumberedObject.decode(place, layout.STORED_LOG_MAGIC, mark.data).token
@@ -103,10 +105,11 @@ class CommitLog:
         """Create a log, after a probe of the store; return False if another process has begun it.
 
         The boundary is created first, so each log has one. It has the log's id. Raises
-        StorageError.
+        InvalidInputError for a place inside or around another log, and StorageError.
         """
         if client.get(layout.STORED_LOG) is not None:
             return False
+        check_is_free(client.address)
         token = os.urandom(16)
         client.probe(f"{layout.STORED_PROBE}/{token.hex()}")
         boundary = NumberedObject(layout.STORED_BOUNDARY_MAGIC, 0, token).encode()

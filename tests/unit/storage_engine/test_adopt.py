@@ -37,7 +37,9 @@ ROW_MS = 2000
 META = "#\n#Sat Nov 21 06:09:56 UTC 2026\nnode.id=1\ndirectory.id=KNYotSM8TtH2azTN1QdKRg\n"
 CLEAN = '{"version":0,"brokerEpoch":13}'
 TOPIC_ID, OTHER_ID = "fHq_kc1HQBmiynnrtAlnIQ", "2oi_791ARxqwrqFeEL1wxQ"
-COMPACT = {"t": {"cleanup.policy": "compact"}}
+COMPACT = {"t": {"cleanup.policy": "compact", "retention.ms": "1", "delete.retention.ms": "2"}}
+KEPT = {"retention.ms": "-1", "delete.retention.ms": str(2**63 - 1)}
+"""What keeps every record and every tombstone."""
 
 
 def broker_partition(root: Path, name: str, topic_id: str | None, *, epoch: int = 5) -> Path:
@@ -326,7 +328,7 @@ def found_config(root: Path) -> dict[str, str]:
 def test_a_topic_without_a_known_policy_is_left_alone(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     report = take(root)
-    assert found_config(root) == {"cleanup.policy": ""}
+    assert found_config(root) == {"cleanup.policy": "", **KEPT}
     assert "cleanup.policy is not known" in report.notices[0]
     with Engine(root) as engine:
         assert engine.apply_retention(now_ms=10**15) == []
@@ -338,7 +340,8 @@ def test_the_clusters_metadata_knows_configs_and_partitions(tmp_path: Path, is_a
     place = tmp_path / "metadata" if is_apart else root
     metadata_log(place)
     report = take(root, metadata=place if is_apart else None)
-    assert found_config(root) == {"cleanup.policy": "compact,delete", "segment.bytes": "5000"}
+    policy = {"cleanup.policy": "compact,delete", "segment.bytes": "5000"}
+    assert found_config(root) == {**policy, **KEPT}
     assert "min.insync.replicas=1" in report.notices[0]
     with Engine(root, read_only=True) as engine:
         assert len(engine.describe("t").partitions) == 4
@@ -369,6 +372,7 @@ def test_a_config_for_the_topic_counts_more_than_metadata_and_one_for_all_less(
         "cleanup.policy": "compact,delete",
         "segment.ms": "1000",
         "segment.bytes": "6000",
+        **KEPT,
     }
 
 
@@ -567,7 +571,7 @@ def test_a_topic_of_another_id_remembers_nothing(tmp_path: Path) -> None:
         content = f"version: 0\ntopic_id: {OTHER_ID}"
         (root / f"t-{number}" / "partition.metadata").write_text(content)
     take(root)
-    assert found_config(root) == {"cleanup.policy": ""}
+    assert found_config(root) == {"cleanup.policy": "", **KEPT}
     assert commit(root, 7)
 
 
@@ -599,7 +603,7 @@ def test_a_damaged_old_journal_costs_only_what_it_knew(tmp_path: Path) -> None:
     (root / "kl-commit.released").write_bytes(b"damaged")
     report = take(root)
     assert "is lost" in report.notices[0]
-    assert found_config(root) == {"cleanup.policy": ""}
+    assert found_config(root) == {"cleanup.policy": "", **KEPT}
 
 
 @pytest.mark.slow

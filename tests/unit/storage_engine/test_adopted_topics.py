@@ -79,8 +79,8 @@ def test_an_id_that_was_drawn_here_is_not_the_clusters(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     broker_partition(root, "old-0", None)
     take(root)
-    (created,) = give_back(root).notices
-    assert "does not know the topics old," in created
+    (told,) = give_back(root).notices
+    assert "the topics old had no id at the adoption" in told
 
 
 def test_without_what_was_known_at_the_adoption_the_word_is_a_general_one(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from kafkalog.errors import StorageError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release as give_back
 from tests.builders.log_contents import records
 from tests.day import todays
 
@@ -68,6 +69,18 @@ def test_an_adopted_log_of_a_broker_is_sound(release: Path, tmp_path: Path) -> N
     assert adopt(root, now_ms=NOW_MS).damage == ()
     assert damage(root) == []
     assert {topic: records(kafkalog.open(root), topic) for topic in before} == before
+
+
+def test_a_broker_is_told_what_it_cannot_take_back(
+    request: pytest.FixtureRequest, release: Path, tmp_path: Path
+) -> None:
+    number = tuple(map(int, request.node.callspec.params["release"].name.split(".")[:2]))
+    root = Path(shutil.copytree(release / LEADER, tmp_path / "log"))
+    is_told = any("older than Kafka 0.11" in each for each in adopt(root, now_ms=NOW_MS).notices)
+    assert is_told == (number < (0, 11))
+    told = [each for each in give_back(root, now_ms=NOW_MS).notices if "-stray" in each]
+    assert all("had no id at the adoption" in each for each in told)
+    assert bool(told) == (number < (2, 8))
 
 
 def has(root: Path, topic: str) -> bool:

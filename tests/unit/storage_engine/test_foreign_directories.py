@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -16,13 +17,16 @@ from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.log.log_engine import LogEngine
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.object_store.address import StoreAddress
+from kafkalog.storage_engine.object_store.client import ObjectClient
+from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.batch_builder import batch
 from tests.builders.rescued import rescued
 from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
-from tests.unit.storage_engine.store_log import memory_address
+from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
 from tests.unit.storage_engine.test_adopt import OTHER_ID, metadata_log
 from tests.unit.storage_engine.test_adopt import TOPIC_ID as CLUSTER_ID
 
@@ -200,6 +204,49 @@ def test_several_logs_below_are_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidInputError, match=f"{tmp_path / 'a'}, {tmp_path / 'b'}"):
             act()
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["log/orders-0", "log/log", "log/data/0", "log/segments/0/x.log", "log/log/9.commit", "."],
+)
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("prefix", ["", "deep/logs/"])
+def test_an_address_one_level_off_is_answered_with_the_log(
+    place: str, create: bool, prefix: str
+) -> None:
+    bucket = f"memory://{secrets.token_hex(8)}"
+    log = f"{bucket}/{prefix}log"
+    CommitLog.create(WithoutProbe(StoreAddress.parse(log)))
+    names = all_names(bucket)
+    with pytest.raises(InvalidInputError, match=f"give {log}$"):
+        kafkalog.open(f"{bucket}/{prefix}{place}".removesuffix("/."), create=create)
+    assert all_names(bucket) == names
+
+
+def test_several_logs_below_an_address_are_named() -> None:
+    bucket = f"memory://{secrets.token_hex(8)}"
+    for name in ("a", "b"):
+        CommitLog.create(WithoutProbe(StoreAddress.parse(f"{bucket}/{name}")))
+    for act in (
+        lambda: kafkalog.open(bucket, create=False),
+        lambda: kafkalog.open(bucket),
+        lambda: kafkalog.open(bucket, read_only=True),
+    ):
+        with pytest.raises(InvalidInputError, match=f"one of {bucket}/a, {bucket}/b$"):
+            act()
+
+
+def test_an_address_far_from_a_log_is_answered_without_one() -> None:
+    bucket = f"memory://{secrets.token_hex(8)}"
+    CommitLog.create(WithoutProbe(StoreAddress.parse(f"{bucket}/a/b/c/log")))
+    for place in ("elsewhere/log", "a/b", "a/b/c2"):
+        with pytest.raises(InvalidInputError, match=r"Create one, or correct the address\.$"):
+            kafkalog.open(f"{bucket}/{place}", create=False)
+
+
+def all_names(bucket: str) -> list[str]:
+    return [entry.name for entry in ObjectClient(StoreAddress.parse(bucket)).list("")]
 
 
 def log_of_kind(root: Path, kind: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import struct
@@ -532,3 +533,111 @@ def test_the_brokers_clean_shutdown_comes_back_as_it_was(tmp_path: Path) -> None
     (root / "__consumer_offsets-7").mkdir()
     give_back(root)
     assert (root / ".kafka_cleanshutdown").read_text() == '{"version":0,"brokerEpoch":13}'
+
+
+# --- a broker with tiered storage ----------------------------------------------------------------
+
+REMOTE = {"t-0": 0, "t-1": 5, "t-2": 50}
+"""Where the logs begin in remote storage; in the directory they begin at offset 50."""
+EPOCHS = "0\n3\n0 0\n1 20\n2 60\n"
+
+
+def tiered_of_broker(tmp_path: Path) -> Path:
+    broker = BrokerRoot(tmp_path / "log")
+    for name in REMOTE:
+        directory = broker.partition(name, bases=(50, 70), end=100)
+        (directory / "leader-epoch-checkpoint").write_text(EPOCHS)
+    broker.checkpoint("log-start-offset-checkpoint", REMOTE)
+    (broker.path / "remote-log-index-cache").mkdir()
+    broker.shut_down()
+    return broker.path
+
+
+def take(root: Path) -> None:
+    adopt(root, now_ms=NOW_MS)
+
+
+def tiered(tmp_path: Path) -> Path:
+    root = tiered_of_broker(tmp_path)
+    config = {"t": {"cleanup.policy": "delete", "retention.ms": "-1", "segment.bytes": "300"}}
+    adopt(root, config=config, now_ms=NOW_MS)
+    return root
+
+
+def log_starts(root: Path) -> dict[str, int]:
+    found = checkpoints.read_offset_checkpoint(root / "log-start-offset-checkpoint")
+    return {f"{topic}-{number}": offset for (topic, number), offset in found.items()}
+
+
+def test_a_tiered_log_keeps_its_start_in_remote_storage_and_its_epochs(tmp_path: Path) -> None:
+    root = tiered(tmp_path)
+    with Engine(root) as engine:
+        assert [start for start, _ in engine.offsets("t").values()] == [50, 50, 50]
+        engine.append("t", [("a", "1"), ("b", "2"), ("c", "3")], now_ms=NOW_MS)
+        engine.create_topic("other", 1, now_ms=NOW_MS)
+        engine.delete_topic("other", now_ms=NOW_MS)
+        engine.apply_retention(now_ms=NOW_MS + 10)
+    assert log_starts(root) == REMOTE
+    told = [line for line in give_back(root).notices if "remote storage" in line]
+    assert [line.partition(":")[0] for line in told] == ["t-0", "t-1"]
+    assert all("the broker keeps them" in line for line in told)
+    assert log_starts(root) == REMOTE
+    for name in ("t-0", "t-1"):
+        assert (root / name / "leader-epoch-checkpoint").read_text() == EPOCHS
+    assert not (root / "kl-remote-log-starts").exists()
+    assert len([n for n in adopt(root, now_ms=NOW_MS).notices if "tiered storage" in n]) == 2
+    assert log_starts(root) == REMOTE
+
+
+@pytest.mark.parametrize("how", ["delete records", "retention", "delete the topic"])
+def test_a_tiered_log_that_lost_records_here_says_what_goes_in_remote_storage(
+    tmp_path: Path, how: str
+) -> None:
+    root = tiered(tmp_path)
+    with Engine(root) as engine:
+        if how == "delete records":
+            for number in range(3):
+                engine.delete_records("t", number, 80, now_ms=NOW_MS)
+        elif how == "retention":
+            engine.alter_topic("t", {"retention.bytes": "1"})
+            engine.apply_retention(now_ms=NOW_MS)
+        else:
+            engine.delete_topic("t", now_ms=NOW_MS)
+    told = [line for line in give_back(root).notices if "remote storage" in line]
+    if how == "delete the topic":
+        assert (told, log_starts(root)) == ([], {})
+        return
+    begin = 80 if how == "delete records" else 70
+    assert set(log_starts(root).values()) == {begin}
+    assert all(f"the broker deletes those below {begin}" in line for line in told)
+    assert len(told) == 2
+
+
+def test_a_tiered_log_of_another_topic_id_begins_in_the_directory(tmp_path: Path) -> None:
+    root = tiered(tmp_path)
+    told = [line for line in give_back(root, topic_ids={"t": TOPIC_ID}).notices if "t-1" in line]
+    assert "the broker does not find them by another topic id" in told[0]
+    assert set(log_starts(root).values()) == {50}
+
+
+@pytest.mark.parametrize("act", ["adopt", "release"])
+def test_a_tiered_log_keeps_what_remote_storage_needs_whatever_its_process_died_of(
+    tmp_path: Path, act: str
+) -> None:
+    original = tiered_of_broker(tmp_path)
+    if act == "release":
+        adopt(original, now_ms=NOW_MS)
+    number, died = 0, True
+    while died:
+        root = tmp_path / f"{number}"
+        shutil.copytree(original, root)
+        work = give_back if act == "release" else take
+        died = each_act(functools.partial(work, root), number, Died(), after=True)
+        if act == "adopt" and number % 2:
+            take(root)
+        give_back(root)
+        assert log_starts(root) == REMOTE
+        for name in ("t-0", "t-1"):
+            assert (root / name / "leader-epoch-checkpoint").read_text() == EPOCHS
+        shutil.rmtree(root)
+        number += 7

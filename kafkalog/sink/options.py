@@ -71,6 +71,8 @@ class SinkOptions:
     """Accept a batch id below the last committed one [resetWriter]."""
     checkpoint: str | None = None
     """The stream's checkpoint, if it was given as an option [checkpointLocation]."""
+    query_name: str | None = None
+    """The stream's name [queryName], which is that of its checkpoint in the session's directory."""
     ignored: tuple[str, ...] = ()
     """Options of Kafka's client, which have no effect without a broker."""
 
@@ -112,6 +114,7 @@ class SinkOptions:
             batch_size=_batch_size(given),
             reset_writer=_flag(given, "resetWriter"),
             checkpoint=given.get("checkpointlocation"),
+            query_name=given.get("queryname"),
             ignored=ignored,
         )
 

@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from kafkalog.errors import StorageError
-from kafkalog.sink.query import checkpoint_directory
-from kafkalog.spark_offset_log import OffsetLogEntry, listed_files
+from kafkalog.sink.query import checkpoint_directory, end_offsets
+from kafkalog.spark_offset_log import NO_OFFSET, OffsetLogEntry, listed_files
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.writer import MicroBatchPlan
 
@@ -46,6 +47,23 @@ def read_plan(
         before_ms=None if before is None else before.planned_ms,
         is_every_one_written=is_every_one_written,
     )
+
+
+def other_ends(location: str | None, batch_id: int) -> str | None:
+    """Return a digest of where the sources of a micro-batch end that are no Kafka logs.
+
+    None if there are none, or if the checkpoint cannot be read here.
+    """
+    directory = checkpoint_directory(location)
+    entry = None if directory is None else _entry(directory, batch_id)
+    if directory is None or entry is None:
+        return None
+    others = {
+        name: end
+        for name, end in entry.sources.items()
+        if end != NO_OFFSET and not end_offsets([end])
+    }
+    return _ends(directory, replace(entry, sources=others)) if others else None
 
 
 def _entry(directory: Path, batch_id: int) -> OffsetLogEntry | None:

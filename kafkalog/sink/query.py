@@ -45,6 +45,8 @@ EndOffsets = dict[str, dict[str, int]]
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
+_CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+"""The session's setting of the directory for checkpoints; tasks see the session's settings."""
 _PROCESS = str(uuid4())
 """The run of a query under Spark Connect: this process runs the micro-batches of no other run."""
 
@@ -63,12 +65,24 @@ class MicroBatch:
     """Where the query's checkpoint is; None if it is not known."""
 
 
-def micro_batch_of_task() -> MicroBatch | None:
-    """Return the micro-batch of the running task; None in a plain batch job."""
+def micro_batch_of_task(
+    checkpoint: str | None = None, query_name: str | None = None
+) -> MicroBatch | None:
+    """Return the micro-batch of the running task; None in a plain batch job.
+
+    `checkpoint` and `query_name` are options of the query. Without a checkpoint, it is that of the
+    name in the session's directory for checkpoints (Spark: ResolveWriteToStream).
+    """
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    return None if context is None else _read(context.getLocalProperty)
+    running = None if context is None else _read(context.getLocalProperty)
+    if context is None or running is None:
+        return None
+    parent = context.getLocalProperty(_CHECKPOINTS)
+    if checkpoint is None and parent and query_name:
+        checkpoint = f"{parent.rstrip('/')}/{query_name}"
+    return replace(running, checkpoint=checkpoint)
 
 
 def is_connect(owner: DataFrame | SparkSession) -> bool:

@@ -330,7 +330,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
         """Stage the rows of one task (runs on an executor)."""
-        running = micro_batch_of_task()
+        running = micro_batch_of_task(self.options.checkpoint, self.options.query_name)
         if running is None:
             raise InvalidInputError(
                 "this task does not know its streaming query: Spark's local properties "
@@ -338,7 +338,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
             )
         slug = writer_slug(running.query_id, self.options.target)
         run = crc32(running.run_id.encode()) if running.run_id else secrets.randbits(32)
-        with syncing_plan(self.options.checkpoint, running.batch_id):
+        with syncing_plan(running.checkpoint, running.batch_id):
             return self._stage(iterator, slug, running.batch_id, running, run)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:
@@ -348,7 +348,7 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
         writer = self._writer(messages, batchId)
         if writer is None:
             return  # no task ran, so there is nothing to publish
-        sync_plan(self.options.checkpoint, batchId)
+        sync_plan(self._checkpoint(messages), batchId)
         self._publish(messages, writer, self.planning)  # another object has planned the tasks
         self._warn_of_ignored(messages, writer.id)
         warn_of_backlog(self.options, writer.id, clock.now_ms())
@@ -362,12 +362,19 @@ class StreamWriter(_LogWriter, DataSourceStreamArrowWriter):
 
     def _writer(self, messages: Sequence[SinkMessage | None], batch_id: int) -> Writer | None:
         """Return the writer's id and batch; None if nothing names the query."""
-        running = _micro_batch_of(messages)
-        query_id = running.query_id if running else checkpoint_query_id(self.options.checkpoint)
+        running, checkpoint = _micro_batch_of(messages), self._checkpoint(messages)
+        query_id = running.query_id if running else checkpoint_query_id(checkpoint)
         if query_id is None:
             return None
-        plan = read_plan(self.options.checkpoint, batch_id, is_every_one_written=True)
+        plan = None
+        if checkpoint_query_id(checkpoint) == query_id:
+            plan = read_plan(checkpoint, batch_id, is_every_one_written=True)
         return Writer(query_id, self.options.target, batch_id, plan=plan)
+
+    def _checkpoint(self, messages: Sequence[SinkMessage | None]) -> str | None:
+        """Return the query's checkpoint: tasks know it, if it is not an option."""
+        running = _micro_batch_of(messages)
+        return running.checkpoint if running else self.options.checkpoint
 
 
 def _counted(requests: Mapping[str, int]) -> str:

@@ -22,6 +22,9 @@ class Position:
     bad_records: int = 0
     """Records that the query has left out so far; see `BadRecords`. Records that the table refuses
     count again in a micro-batch that Spark plans again."""
+    other_ends: str | None = None
+    """A digest of the ends of the query's sources that are no Kafka logs; None for none, and if
+    Spark's plan of the micro-batch could not be read."""
 
     def end_offsets_json(self) -> str:
         """Return the end offsets as JSON, topics and partitions in order."""

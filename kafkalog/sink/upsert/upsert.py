@@ -5,9 +5,9 @@ Invariants:
 - One transaction of the target holds the rows and the position of a micro-batch.
 - The target's position, never Spark's checkpoint, says whether a micro-batch is due. An equal batch
   id is a repetition and changes nothing. A lower one is refused, a higher one applied.
-- An equal batch id that reaches further than the position is applied again. Spark does not sync its
-  checkpoints: after a power cut it may plan the last micro-batch again, from the same start, with
-  records that have come since.
+- An equal batch id that may reach further than the position is applied again. Spark does not sync
+  its checkpoints: after a power cut it may plan the last micro-batch again, from the same start,
+  with records that have come since.
 - A micro-batch without rows advances the position too.
 - The transaction checks for a gap too, since the table may vanish while Spark computes the rows.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
-from kafkalog.sink.plan import sync_plan
+from kafkalog.sink.plan import other_ends, sync_plan
 from kafkalog.sink.query import (
     EndOffsets,
     MicroBatch,
@@ -67,24 +67,31 @@ class Batch:
 
     applied: EndOffsets = field(default_factory=dict)
     """End offsets that the table has reached before, if the micro-batch was planned again."""
+    other_ends: str | None = None
+    """Where the sources end that are no Kafka logs, as in `Position`."""
 
     def position(self, *, refused: int = 0) -> Position:
         """Return the position that the target stores with the rows.
 
         `refused`: records that the target itself has left out.
         """
-        return Position(self.batch_id, self.end_offsets, self.now_ms, self.bad_records + refused)
+        count = self.bad_records + refused
+        return Position(self.batch_id, self.end_offsets, self.now_ms, count, self.other_ends)
 
     def after(self, position: Position | None) -> Comes:
         """Return how the micro-batch relates to the last one that the table holds."""
         last = None
         if position is not None:
-            last = BatchIdentity(position.batch_id, position.end_offsets)
-        return Comes.of(BatchIdentity(self.batch_id, self.end_offsets), last)
+            last = BatchIdentity(position.batch_id, (position.end_offsets, position.other_ends))
+        return Comes.of(BatchIdentity(self.batch_id, (self.end_offsets, self.other_ends)), last)
 
     def reaches_beyond(self, position: Position) -> bool:
-        """Return whether an end offset is above the position's, or its partition is not in it."""
-        return any(
+        """Return whether the micro-batch may have records that are not in the table at `position`.
+
+        It has none if the sources that are no Kafka logs end where they did, and no end offset is
+        above the position's, or of a partition that is not in it.
+        """
+        return self.other_ends != position.other_ends or any(
             end > position.end_offsets.get(topic, {}).get(partition, -1)
             for topic, partitions in self.end_offsets.items()
             for partition, end in partitions.items()
@@ -204,12 +211,27 @@ class Upsert(ABC):
         )
         query_id = self.name or running.query_id
         end_offsets = end_offsets_of_driver(df, running, lambda: self._reached(query_id))
-        self.take(df, batch_id, replace(running, query_id=query_id), end_offsets)
+        self.take(
+            df,
+            batch_id,
+            replace(running, query_id=query_id),
+            end_offsets,
+            other_ends=other_ends(running.checkpoint, batch_id),
+        )
 
     def take(
-        self, df: DataFrame, batch_id: int, running: MicroBatch, end_offsets: EndOffsets
+        self,
+        df: DataFrame,
+        batch_id: int,
+        running: MicroBatch,
+        end_offsets: EndOffsets,
+        *,
+        other_ends: str | None = None,
     ) -> None:
-        """Apply one micro-batch of a query that the caller knows."""
+        """Apply one micro-batch of a query that the caller knows.
+
+        `other_ends` are those of its sources that are no Kafka logs, as in `Position`.
+        """
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:
             raise InvalidInputError(
@@ -229,6 +251,7 @@ class Upsert(ABC):
             applied=(
                 {} if position is None or batch_id > position.batch_id else position.end_offsets
             ),
+            other_ends=other_ends,
         )
         try:
             self._take(df, batch, position, running)
@@ -336,8 +359,8 @@ class Upsert(ABC):
         if comes is not Comes.EARLIER:
             if comes is Comes.PLANNED_ANEW and batch.reaches_beyond(position):
                 _log.warning(
-                    "%s: micro-batch %d of query %s comes again and reaches further: the "
-                    "checkpoint had lost it; it is applied again",
+                    "%s: micro-batch %d of query %s comes again with another plan: the checkpoint "
+                    "had lost it; it is applied again",
                     self.where,
                     batch.batch_id,
                     batch.query_id,

@@ -130,7 +130,7 @@ def test_a_commit_has_the_rows_and_the_position(
     assert "micro-batch 1 of query q was applied before" in caplog.text
     store(upsert, batch(1, 10), change("a", 5, 9))
     assert table.rows() == [("a", 5)]
-    assert "comes again and reaches further" in caplog.text
+    assert "comes again with another plan" in caplog.text
 
     store(upsert, batch(2, 12))
     assert table.version() == version + 3

@@ -16,7 +16,8 @@ import kafkalog
 from kafkalog.sink import Append
 from kafkalog.sink.upsert import SQLiteUpsert
 from tests.log_place import log_in
-from tests.spark.sink.test_spark_writes import error_of, finish, records
+from tests.spark.sink.test_spark_writes import changes, error_of, finish, records
+from tests.spark.sink.test_spark_writes import feed as feed_file
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -104,6 +105,59 @@ def test_every_way_to_write_tells_a_restored_checkpoint(
             ("e",),
             ("z",),
         ]
+
+
+def test_a_restored_checkpoint_in_the_directory_of_the_session_is_told(
+    spark: Any, tmp_path: Path
+) -> None:
+    log, checkpoints, saved = log_in(tmp_path), tmp_path / "checkpoints", tmp_path / "saved"
+
+    def run() -> None:
+        options = {"subscribe": "in", "startingOffsets": "earliest", "path": str(log)}
+        frame = spark.readStream.format("kafkalog").options(**options).load()
+        writer = frame.select("key", "value").writeStream.format("kafkalog").queryName("copied")
+        finish(writer.options(path=str(log), topic="out"))
+
+    spark.conf.set("spark.sql.streaming.checkpointLocation", str(checkpoints))
+    try:
+        for key in "ab":
+            feed(log, "in", key)
+            run()
+            if key == "a":
+                shutil.copytree(checkpoints, saved)
+        shutil.rmtree(checkpoints)
+        shutil.copytree(saved, checkpoints)
+        feed(log, "in", "e")
+        assert "has another plan than the one that the log has" in error_of(run)
+    finally:
+        spark.conf.unset("spark.sql.streaming.checkpointLocation")
+
+
+def test_an_upsert_from_files_takes_what_a_restored_checkpoint_brings(
+    spark: Any, tmp_path: Path
+) -> None:
+    source, database = tmp_path / "source", tmp_path / "table.db"
+    checkpoint, saved = tmp_path / "checkpoint", tmp_path / "saved"
+
+    def run() -> list[str]:
+        upsert = SQLiteUpsert(database, "kept", select=["key", "false as deleted"])
+        frame = changes(spark, source, 9).selectExpr(
+            "key", "value", "'t' topic", "0 partition", "seq offset", "current_timestamp timestamp"
+        )
+        writer = frame.writeStream.foreachBatch(upsert)
+        finish(writer.option("checkpointLocation", str(checkpoint)))
+        with closing(sqlite3.connect(database)) as connection:
+            return sorted(key for (key,) in connection.execute("select key from kept"))
+
+    for number, key in enumerate("ab"):
+        feed_file(source, number, [(key, "1", number)])
+        run()
+        if key == "a":
+            shutil.copytree(checkpoint, saved)
+    shutil.rmtree(checkpoint)
+    shutil.copytree(saved, checkpoint)
+    feed_file(source, 2, [("e", "1", 2)])
+    assert run() == ["a", "b", "e"]
 
 
 def test_a_topic_left_out_by_mistake_fails_and_the_right_query_goes_on(

@@ -75,6 +75,8 @@ class SparkWrite:
     run: str = "run-1"
     batch_rows: int = 100
     plain: bool = False
+    settings: dict[str, str] = field(default_factory=dict)
+    """The session's settings, which tasks have as properties."""
 
     def writer(self) -> Any:
         given = {"path": str(self.root), **self.options}
@@ -87,6 +89,7 @@ class SparkWrite:
     ) -> SinkMessage:
         """Run one attempt of a task to its end; whether it counts is told by the commit."""
         properties = {
+            **self.settings,
             "sql.streaming.queryId": self.query,
             "streaming.sql.batchId": str(batch_id),
             "spark.jobGroup.id": str(uuid.uuid5(uuid.NAMESPACE_OID, self.run)),

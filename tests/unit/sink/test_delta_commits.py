@@ -15,7 +15,8 @@ from kafkalog.sink.upsert.delta.columns import _keeps_values, delta_type
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.delta.upsert import _in_sql, _reason
 
-COMMIT = UpsertCommit(7, {"q": Position(3, {"t": {"0": 9}}, 1000)}, ("region", "id"))
+POSITIONS = {"q": Position(3, {"t": {"0": 9}}, 1000), "r": Position(2, {}, 7, other_ends="1-a")}
+COMMIT = UpsertCommit(7, POSITIONS, ("region", "id"))
 
 
 class History:

@@ -121,6 +121,10 @@ def test_a_batch_without_rows_advances_the_position(upsert: PostgresUpsert, appl
     assert upsert.position("other") is None
     assert apply(upsert, batch(2), driver_batch([("a", "1")]))
     assert upsert.has_rows()
+    assert apply(upsert, batch(3, other_ends="1-a"))
+    assert upsert.position("q") == batch(3, other_ends="1-a").position()
+    assert not apply(upsert, batch(3, other_ends="1-a"), driver_batch([("b", "1")]))
+    assert apply(upsert, batch(3, other_ends="1-b"), driver_batch([("b", "1")]))
 
 
 def test_queries_and_tables_have_positions_of_their_own(

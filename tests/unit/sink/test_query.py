@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from kafkalog.errors import StorageError
+from kafkalog.sink.plan import other_ends
 from kafkalog.sink.query import checkpoint_query_id, end_offsets, end_offsets_of_checkpoint
 
 
@@ -63,3 +65,19 @@ def test_sources_on_other_partitions_add_up_and_on_the_same_the_lower_offset_cou
 def test_sources_that_are_no_kafka_logs_are_left_out(other: str) -> None:
     assert end_offsets([other]) == {}
     assert end_offsets([other, '{"t":{"0":7}}']) == {"t": {"0": 7}}
+
+
+def test_the_ends_of_sources_that_are_no_kafka_logs_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "sources" / "1").mkdir(parents=True)
+
+    def found(*sources: str, files: str = "a") -> str | None:
+        (tmp_path / "offsets" / "3").write_text("\n".join(["v1", "{}", *sources]))
+        entry = json.dumps({"path": files, "batchId": 0}, separators=(",", ":"))
+        (tmp_path / "sources" / "1" / "0").write_text(f"v1\n{entry}")
+        return other_ends(str(tmp_path), 3)
+
+    log, of_files = '{"t":{"0":7}}', '{"logOffset":0}'
+    assert (found(log), found(log, "-"), other_ends("s3://a/b", 3)) == (None, None, None)
+    assert found(log, "17") == found('{"t":{"0":9}}', "17") != found(log, "18")
+    assert found(log, of_files) == found("-", of_files) != found(log, of_files, files="b")

@@ -32,7 +32,8 @@ class Stream:
     def __init__(self, place: Any, checkpoint: Path) -> None:
         self.place, self.checkpoint = place, checkpoint
         self.planned_ms = clock.now_ms()
-        self.options: dict[str, str] = {}
+        self.options: dict[str, str] = {"checkpointLocation": str(checkpoint)}
+        self.settings: dict[str, str] = {}
         (checkpoint / "offsets").mkdir(parents=True)
         (checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
 
@@ -41,9 +42,9 @@ class Stream:
         (self.checkpoint / "offsets" / str(batch_id)).write_text("\n".join(lines))
 
     def write(self, batch_id: int, *values: str) -> None:
-        given = {"topic": "t", "checkpointLocation": str(self.checkpoint), **self.options}
+        given = {"topic": "t", **self.options}
         rows = [{"key": value, "value": value} for value in values]
-        write = SparkWrite(str(self.place), given, query=QUERY)
+        write = SparkWrite(str(self.place), given, query=QUERY, settings=self.settings)
         write.micro_batch([rows], batch_id)
 
     def run(self, batch_id: int, end: int, *values: str) -> None:
@@ -256,12 +257,33 @@ def test_without_a_readable_plan_the_id_alone_decides(stream: Stream) -> None:
     assert stream.values() == ["a", "c"]
 
 
+def test_a_checkpoint_in_the_directory_of_the_session_is_read(
+    stream: Stream, places: Iterator[Any], tmp_path: Path
+) -> None:
+    stream.options = {"queryName": "checkpoint"}
+    stream.settings = {"spark.sql.streaming.checkpointLocation": f"file://{tmp_path}/"}
+    stream.run(0, 1, "a")
+    stream.run(1, 2, "b")
+    assert "another plan" in stream.refused(1, 3, "b", "e")
+    assert "micro-batches 0 to 1 are not" in stream.elsewhere(next(places)).refused(2, 3, "e")
+    stream.reset().run(1, 3, "b", "e")
+    assert stream.values() == ["a", "b", "b", "e"]
+
+
+def test_a_checkpoint_of_another_query_proves_nothing(stream: Stream) -> None:
+    stream.run(0, 1, "a")
+    (stream.checkpoint / "metadata").write_text(json.dumps({"id": QUERY.replace("1", "9")}))
+    stream.run(0, 2, "b")
+    assert stream.values() == ["a"]
+
+
 def test_an_append_in_foreach_batch_may_leave_micro_batches_out(
     stream: Stream, tmp_path: Path
 ) -> None:
     def append(batch_id: int, end: int, *values: str, **more: str) -> None:
         stream.plan(batch_id, json.dumps({"in": {"0": end}}))
-        stream.options = {"txnAppId": QUERY, "txnVersion": str(batch_id), **more}
+        once = {"txnAppId": QUERY, "txnVersion": str(batch_id)}
+        stream.options = {"checkpointLocation": str(stream.checkpoint), **once, **more}
         stream.write(batch_id, *values)
 
     append(3, 1, "a")

@@ -247,7 +247,8 @@ def test_nothing_is_stored_if_the_dead_letters_cannot_be_written(
 def test_positions_without_a_count_of_bad_records_are_read_and_get_one(database: Path) -> None:
     query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT CHECK (value <> 'x'))")
     Skipping(database).take_rows(batch(0), *in_order(("a", "1")))
-    query(database, "ALTER TABLE kafkalog_positions DROP COLUMN bad_records")
+    for column in ("bad_records", "other_ends"):
+        query(database, f"ALTER TABLE kafkalog_positions DROP COLUMN {column}")
     assert Skipping(database).positions() == {"q": batch(0).position()}
     Skipping(database).take_rows(batch(1), *in_order(("a", "x"), ("b", "2"), offset=1))
     assert Skipping(database).positions() == {"q": batch(1).position(refused=1)}

@@ -82,6 +82,8 @@ def test_the_position_is_the_batchs_own(upsert: SQLiteUpsert, database: Path) ->
     )
     assert upsert.position("q") == Position(3, ends, 1_700_000_000_000)
     assert upsert.positions() == {"q": Position(3, ends, 1_700_000_000_000)}
+    assert upsert.apply(batch(4, end_offsets=ends, other_ends="1-a"), NAMES, KINDS, [])
+    assert upsert.position("q") == Position(4, ends, 1_700_000_000_000, other_ends="1-a")
     ((stored,),) = query(database, "SELECT end_offsets FROM kafkalog_positions")
     assert stored == '{"a": {"0": 1}, "t": {"2": 5, "10": 7}}'
 
@@ -172,7 +174,7 @@ def test_a_batch_that_comes_again_and_reaches_further_is_applied(
         rows = driver_batch([row(b"a", value, end)])
         upsert.apply(batch(3, end_offsets={"t": {"0": end}}), NAMES, KINDS, [rows])
     assert query(database, "SELECT value FROM stock") == [(b"2",)]
-    assert "micro-batch 3 of query q comes again and reaches further" in caplog.text
+    assert "micro-batch 3 of query q comes again with another plan" in caplog.text
 
 
 def test_nan_becomes_null(database: Path) -> None:

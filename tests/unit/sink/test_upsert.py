@@ -72,6 +72,27 @@ def test_a_query_without_offsets_is_known_by_its_batch_ids_alone() -> None:
     assert not Remembering("t").is_due(batch(3), Position(3, {}, 0))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_due"),
+    [
+        (("files", {}), ("others", {}), True),
+        (("files", {}), ("files", {}), False),
+        (("files", {"t": {"0": 5}}), ("others", {"t": {"0": 5}}), True),
+        (("files", {"t": {"0": 5}}), ("files", {"t": {"0": 4}}), False),
+        ((None, {"t": {"0": 5}}), ("files", {}), True),
+    ],
+)
+def test_a_batch_that_comes_again_with_other_files_is_due(
+    first: tuple[Any, Any], second: tuple[Any, Any], is_due: bool
+) -> None:
+    rows: Any = None
+    upsert = Remembering("files", checkpoint=None)
+    for run, (others, ends) in enumerate([first, second, second]):
+        running = MicroBatch("q", 0, f"run {run}")
+        upsert.take(rows, 0, running, ends, other_ends=others)
+    assert len(upsert.batches) == 1 + is_due
+
+
 def test_a_micro_batch_that_had_no_rows_and_comes_again_with_rows_is_applied() -> None:
     rows: Any = None
     upsert = Remembering("filled")  # under Spark Connect the rows say how far a micro-batch reaches

@@ -41,7 +41,10 @@ class UpsertCommit:
 
     def to_json(self) -> str:
         """Return the commit's user metadata."""
-        positions = {query_id: asdict(each) for query_id, each in self.positions.items()}
+        positions = {
+            query_id: {name: value for name, value in asdict(each).items() if value is not None}
+            for query_id, each in self.positions.items()
+        }
         own = {"commit": self.number, "key": self.keys, "positions": positions}
         return json.dumps({"format": _FORMAT, **own})
 

@@ -69,13 +69,15 @@ ORDER BY a.attnum LIMIT 1
 """
 """The first column that needs a value and gets none. A trigger before each inserted row (the bits
 1, 2 and 4) may give it one."""
-_HAS_BAD_RECORDS = """
-SELECT EXISTS (
-    SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+_ADDED = {"bad_records": "bigint NOT NULL DEFAULT 0", "other_ends": "text"}
+"""The columns of the table of positions that earlier versions did not have."""
+_HAS_POSITIONS = """
+SELECT count(*) = cardinality(%(added)s::text[])
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_attribute a ON a.attrelid = c.oid
-    WHERE n.nspname = %s AND c.relname = %s AND a.attname = 'bad_records')
+    WHERE n.nspname = %(schema)s AND c.relname = %(name)s AND a.attname = ANY(%(added)s::text[])
 """
-"""Whether the table of positions exists, with the column that earlier versions did not have."""
+"""Whether the table of positions exists, with these columns."""
 
 
 _MAY_CHANGE_ROWS = """
@@ -257,7 +259,8 @@ class PostgresTable:
         long, or the schema is missing; MissingColumnsError if the table lacks columns.
         """
         check_names(f"table {self}", names)
-        if not one(connection, _HAS_BAD_RECORDS, (self.schema, _POSITIONS)):
+        values = {"schema": self.schema, "name": _POSITIONS, "added": list(_ADDED)}
+        if not one(connection, _HAS_POSITIONS, values):
             self._check_schema(connection)
             self._create_positions(connection)
         if self.oid(connection) is None:
@@ -354,16 +357,16 @@ class PostgresTable:
                 SQL(
                     "CREATE TABLE IF NOT EXISTS {} (query_id text, target_table text, "
                     "table_oid oid, batch_id bigint NOT NULL, end_offsets jsonb NOT NULL, "
-                    "time_ms bigint NOT NULL, bad_records bigint NOT NULL DEFAULT 0, "
-                    "PRIMARY KEY (query_id, target_table))"
+                    "time_ms bigint NOT NULL, PRIMARY KEY (query_id, target_table))"
                 ).format(self.beside(_POSITIONS)),
             )
-            run(
-                connection,
-                SQL(
-                    "ALTER TABLE {} ADD COLUMN IF NOT EXISTS bad_records bigint NOT NULL DEFAULT 0"
-                ).format(self.beside(_POSITIONS)),
-            )
+            for name, kind in _ADDED.items():
+                run(
+                    connection,
+                    SQL("ALTER TABLE {} ADD COLUMN IF NOT EXISTS {} {}").format(
+                        self.beside(_POSITIONS), sql_name(name), SQL(kind)
+                    ),
+                )
 
     def _columns(
         self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
@@ -457,9 +460,10 @@ class PostgresTable:
         rows = run(
             connection,
             SQL(
-                # The column may be missing until the next micro-batch.
+                # Columns may be missing until the next micro-batch.
                 "SELECT query_id, batch_id, end_offsets, time_ms, "
-                "coalesce((to_jsonb(p) ->> 'bad_records')::bigint, 0) FROM {} AS p "
+                "coalesce((to_jsonb(p) ->> 'bad_records')::bigint, 0), "
+                "to_jsonb(p) ->> 'other_ends' FROM {} AS p "
                 "WHERE target_table = %s AND table_oid = %s AND batch_id > %s"
             ).format(self.beside(_POSITIONS)),
             (self.name, oid, _UNAPPLIED),
@@ -497,7 +501,7 @@ class PostgresTable:
         row = run(
             connection,
             SQL(
-                "SELECT table_oid, batch_id, end_offsets, time_ms, bad_records FROM {} "
+                "SELECT table_oid, batch_id, end_offsets, time_ms, bad_records, other_ends FROM {} "
                 "WHERE query_id = %s AND target_table = %s FOR UPDATE"
             ).format(self.beside(_POSITIONS)),
             (query_id, self.name),
@@ -526,7 +530,7 @@ class PostgresTable:
             connection,
             SQL(
                 "UPDATE {} SET table_oid = %s, batch_id = %s, end_offsets = %s, time_ms = %s, "
-                "bad_records = %s WHERE query_id = %s AND target_table = %s"
+                "bad_records = %s, other_ends = %s WHERE query_id = %s AND target_table = %s"
             ).format(self.beside(_POSITIONS)),
             (
                 self.oid(connection),
@@ -534,6 +538,7 @@ class PostgresTable:
                 position.end_offsets_json(),
                 position.time_ms,
                 position.bad_records,
+                position.other_ends,
                 query_id,
                 self.name,
             ),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.sink.query import EndOffsets
 from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
@@ -41,9 +42,12 @@ CREATE TABLE IF NOT EXISTS kafkalog_positions (
     end_offsets TEXT NOT NULL,
     time_ms INTEGER NOT NULL,
     bad_records INTEGER NOT NULL DEFAULT 0,
+    other_ends TEXT,
     PRIMARY KEY (query_id, target_table)
 )
 """
+_ADDED = {"bad_records": "INTEGER NOT NULL DEFAULT 0", "other_ends": "TEXT"}
+"""The columns that earlier versions did not have."""
 
 
 class SQLiteUpsert(Upsert):
@@ -265,20 +269,23 @@ class SQLiteUpsert(Upsert):
     def _positions(self, connection: sqlite3.Connection) -> dict[str, Position]:
         if not all(_exists(connection, name) for name in (self.table, "kafkalog_positions")):
             return {}
-        # The column may be missing until the next micro-batch.
-        count = "bad_records" if _counts_bad_records(connection) else "0"
+        # Columns may be missing until the next micro-batch.
+        missing = _missing_columns(connection)
+        count = "0" if "bad_records" in missing else "bad_records"
+        others = "NULL" if "other_ends" in missing else "other_ends"
         found = connection.execute(
-            f"SELECT query_id, batch_id, end_offsets, time_ms, {count} FROM kafkalog_positions "
-            "WHERE target_table = ?",
+            f"SELECT query_id, batch_id, end_offsets, time_ms, {count}, {others} "
+            "FROM kafkalog_positions WHERE target_table = ?",
             (self.table,),
         )
-        return {row[0]: self._position(*row) for row in found}
+        return {
+            query_id: Position(batch_id, self._end_offsets(query_id, ends), *more)
+            for query_id, batch_id, ends, *more in found
+        }
 
-    def _position(
-        self, query_id: str, batch_id: int, ends: str, time_ms: int, bad_records: int
-    ) -> Position:
+    def _end_offsets(self, query_id: str, ends: str) -> EndOffsets:
         try:
-            offsets = {
+            return {
                 topic: {number: int(end) for number, end in partitions.items()}
                 for topic, partitions in json.loads(ends).items()
             }
@@ -288,14 +295,11 @@ class SQLiteUpsert(Upsert):
                 f"expected {{topic: {{partition: offset}}}}, found {ends[:100]!r}; delete that row "
                 "and make the table again"
             ) from fault
-        return Position(batch_id, offsets, time_ms, bad_records)
 
     def _declare_positions(self, connection: sqlite3.Connection) -> None:
         connection.execute(_POSITIONS)
-        if not _counts_bad_records(connection):
-            connection.execute(
-                "ALTER TABLE kafkalog_positions ADD COLUMN bad_records INTEGER NOT NULL DEFAULT 0"
-            )
+        for name, kind in _missing_columns(connection).items():
+            connection.execute(f"ALTER TABLE kafkalog_positions ADD COLUMN {name} {kind}")
 
     def _forget(self, connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -306,8 +310,8 @@ class SQLiteUpsert(Upsert):
         position = batch.position(refused=refused)
         connection.execute(
             "INSERT OR REPLACE INTO kafkalog_positions "
-            "(query_id, target_table, batch_id, end_offsets, time_ms, bad_records) "
-            "VALUES (?, ?, ?, ?, ?, ?)",
+            "(query_id, target_table, batch_id, end_offsets, time_ms, bad_records, other_ends) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (
                 batch.query_id,
                 self.table,
@@ -315,13 +319,15 @@ class SQLiteUpsert(Upsert):
                 position.end_offsets_json(),
                 position.time_ms,
                 position.bad_records,
+                position.other_ends,
             ),
         )
 
 
-def _counts_bad_records(connection: sqlite3.Connection) -> bool:
-    columns = connection.execute("PRAGMA table_info(kafkalog_positions)").fetchall()
-    return any(row[1] == "bad_records" for row in columns)
+def _missing_columns(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the columns, with their types, that the table of positions lacks."""
+    found = {row[1] for row in connection.execute("PRAGMA table_info(kafkalog_positions)")}
+    return {name: kind for name, kind in _ADDED.items() if name not in found}
 
 
 def _exists(connection: sqlite3.Connection, table: str) -> bool:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
 """Codes of what keeps every cleaner away."""
+_DECIDE = ("min.cleanable.dirty.ratio", "min.compaction.lag.ms", "segment.bytes", "segment.ms")
+"""Configs that decide when a partition is cleaned, whose defaults a broker may set."""
 _NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
 _ALTER = "`kafkalog topics alter {path} {topic} --config "
 
@@ -44,7 +46,8 @@ class Reason:
 
     code: str
     """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
-    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones."""
+    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones,
+    unknown."""
     sentence: str
     remedy: str | None = None
     until_ms: int | None = None
@@ -123,7 +126,7 @@ def _explained(
         one.code == "uncleanable" for one in found
     )
     if log.config.is_compacted:
-        if log.is_eligible:
+        if log.is_eligible and known.knows_defaults:
             reasons = [*_reasons_to_clean(log)]
             reasons += [one for _, one in _barriers(engine, log, state, plans)]
         else:
@@ -132,7 +135,8 @@ def _explained(
         found += [one if not found else replace(one, remedy=None) for one in reasons]
         if is_tried:
             found += _cleaners(log, state, is_running)
-        found += _tombstones(log, now_ms)
+        if known.knows_defaults:
+            found += _tombstones(log, now_ms)
     findings = tuple(_told(one, engine, topic) for one in found)
     return Explanation(topic, partition, log.is_eligible and is_tried, findings)
 
@@ -276,6 +280,22 @@ def waits(engine: Engine, log: LogToClean, state: PartitionState, plans: Plans) 
         yield Reason(
             "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(log)}"
         )
+        return
+    known = plans.state.topics[log.topic]
+    if not known.knows_defaults:
+        # Its cleaner is the broker, with configs of its own; it knows no pins.
+        yield from (finding for _, finding in _transaction(engine, log, state))
+        unknown = [name for name in _DECIDE if name not in known.config]
+        if unknown:
+            yield Reason(
+                "unknown",
+                f"Whether it is due is not known, because its {', '.join(unknown)} may be the "
+                "broker's own, which are in no log directory.",
+            )
+        elif log.dirty_ratio > log.config.min_cleanable_dirty_ratio:
+            yield next(_reasons_to_clean(log))
+        else:
+            yield _ratio(log)
         return
     if log.is_due:
         yield _awaited(log)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
 """Codes of what keeps every cleaner away."""
+_DECIDE = ("min.cleanable.dirty.ratio", "min.compaction.lag.ms", "segment.bytes", "segment.ms")
+"""Configs that decide when a partition is cleaned, whose defaults a broker may set."""
 _NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
 _ALTER = "`kafkalog topics alter {path} {topic} --config "
 
@@ -39,7 +41,8 @@ class Reason:
 
     code: str
     """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
-    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones."""
+    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones,
+    unknown."""
     sentence: str
     remedy: str | None = None
     until_ms: int | None = None
@@ -120,7 +123,7 @@ def _explained(reported: ReportedLog, topic: str, partition: int) -> Explanation
     is_tried = not place.is_paused() and (mark is None or mark.is_due(known.config, now_ms))
     is_tried &= all(one.code == "uncleanable" for one in found)
     if log.config.is_compacted:
-        if log.is_eligible:
+        if log.is_eligible and known.knows_defaults:
             reasons = [*_reasons_to_clean(log)]
             reasons += [one for _, one in _barriers(reported, log, state)]
         else:
@@ -129,7 +132,8 @@ def _explained(reported: ReportedLog, topic: str, partition: int) -> Explanation
         found += [one if not found else replace(one, remedy=None) for one in reasons]
         if is_tried:
             found += _cleaners(log, state, place, reported.is_cleaner_running)
-        found += _tombstones(log, place, now_ms)
+        if known.knows_defaults:
+            found += _tombstones(log, place, now_ms)
     findings = tuple(_told(one, reported, topic) for one in found)
     return Explanation(topic, partition, log.is_eligible and is_tried, findings)
 
@@ -274,6 +278,22 @@ def waits(reported: ReportedLog, log: CleaningPlan, state: PartitionState) -> It
         yield Reason(
             "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(place)}"
         )
+        return
+    known = reported.state.topics[log.topic]
+    if not known.knows_defaults:
+        # Its cleaner is the broker, with configs of its own; it knows no pins.
+        yield from (finding for _, finding in _transaction(reported, log, state))
+        unknown = [name for name in _DECIDE if name not in known.config]
+        if unknown:
+            yield Reason(
+                "unknown",
+                f"Whether it is due is not known, because its {', '.join(unknown)} may be the "
+                "broker's own, which are in no log directory.",
+            )
+        elif log.dirty_ratio > log.config.min_cleanable_dirty_ratio:
+            yield next(_reasons_to_clean(log))
+        else:
+            yield _ratio(log, place)
         return
     if log.is_due:
         yield _awaited(log)

@@ -9,6 +9,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.presence import announced, is_cleaner_running
 from kafkalog.cleaner.report.explain import Explanation, Reason, explain, utc_time
+from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
@@ -19,9 +20,11 @@ from kafkalog.storage_engine.fs import files, locks
 from tests.builders.batch_builder import ABORT, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.segment_files import write_segment
-from tests.unit.storage_engine.broker_root import HIGH_WATERMARK, BrokerRoot, batches
+from tests.unit.storage_engine import test_metadata_log as metadata
+from tests.unit.storage_engine.broker_root import CLEANER, HIGH_WATERMARK, BrokerRoot, batches
 
 HOUR = 3_600_000
+ID_IN_METADATA = layout.topic_id_text(metadata.ID)
 NOW = 1_700_000_000_000
 
 
@@ -273,6 +276,40 @@ def test_a_brokers_partition_is_the_brokers_to_clean(tmp_path: Path) -> None:
         assert codes(engine)[0] == "broker"
         assert found.remedy is not None
         assert f"kafkalog adopt {broker.path}" in found.remedy
+
+
+@pytest.mark.parametrize("ratio", [None, "0", "0.7", "0.99"])
+@pytest.mark.parametrize("cleaned", [0, 50, 70])
+@pytest.mark.parametrize("is_copy", [False, True])
+def test_no_default_is_said_of_a_brokers_topic(
+    tmp_path: Path, ratio: str | None, cleaned: int, is_copy: bool
+) -> None:
+    set_here = {"cleanup.policy": "compact"}
+    if ratio is not None:
+        others = {"segment.bytes": "2000", "segment.ms": "77", "min.compaction.lag.ms": "0"}
+        set_here |= {"min.cleanable.dirty.ratio": ratio, **others}
+    broker = BrokerRoot(tmp_path / "broker")
+    broker.partition("t-0", bases=(0, 50, 70), end=100, topic_id=ID_IN_METADATA)
+    broker.checkpoint(CLEANER, {"t-0": cleaned})
+    records = [metadata.topic("t"), metadata.partition(0)]
+    records += [metadata.config("t", name, value) for name, value in set_here.items()]
+    metadata.written(broker.path, metadata.batch(0, records))
+    if is_copy:
+        (broker.path / "meta.properties").unlink()
+    with Engine(broker.path, read_only=True) as engine:
+        assert dict(engine.describe("t").config) == set_here
+        sentences = [one.sentence for one in told(engine).findings]
+        assert told(engine).findings[0].code == "broker"
+        assert (codes(engine)[1:] == ["unknown"]) == (ratio is None)
+        told_status = status(engine, NOW)[0]
+        assert told_status.reason is None or told_status.reason in sentences
+    text = " ".join(sentences)
+    assert not {"GiB", "days"} & {*text.replace(")", "").split()}
+    if ratio is None:
+        assert "min.cleanable.dirty.ratio, min.compaction.lag.ms, segment.bytes" in text
+        assert "0.5" not in text
+    else:
+        assert f"min.cleanable.dirty.ratio{'' if ' above ' in text else ','} {ratio}" in text
 
 
 def test_a_live_broker_may_have_moved_on_from_the_segment_that_was_active(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, LogMovedError, StorageError
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    LockedByBrokerError,
+    LogMovedError,
+    StorageError,
+)
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -207,7 +213,7 @@ class Engine(Store, LogEngine):
                 if transaction.state.unsynced:
                     transaction.publish(now_of(None))
                 checkpoints.write_root_checkpoints(self.root, transaction.state)
-        except (StorageError, LockedByBrokerError, OSError) as fault:
+        except (StorageError, CorruptLogError, LockedByBrokerError, OSError) as fault:
             files.pass_on(fault)
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
         super().close()

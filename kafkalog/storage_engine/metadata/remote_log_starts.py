@@ -2,25 +2,25 @@
 
 Such a log begins in remote storage, below its first local segment (KIP-405). A broker deletes what
 remote storage has below the checkpointed log start, and finds the rest by the leader epochs. Both
-therefore stay as they were, unless records were deleted here since. Each line of the file has a
-topic, a partition, the topic's id, the log start, the first local offset, and the leader epochs
-that begin below that. Most logs have no such file.
+therefore stay as they were, unless records were deleted here since. The file's first line is the
+CRC-32C of all others. Each of these has a topic, a partition, the topic's id, the log start, the
+first local offset, and the leader epochs that begin below that. Most logs have no such file.
 
 Kafka: RemoteLogManager.cleanupExpiredRemoteLogSegments, LogManager.checkpointLogStartOffsetsInDir.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
+from crc32c import crc32c
+
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
-
-_NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
 class RemoteLogStart(NamedTuple):
@@ -53,27 +53,33 @@ def write_remote_log_starts(root: Path, starts: RemoteLogStarts) -> None:
             numbers = [number for epoch in start.epochs for number in epoch]
             fields = topic, partition, start.topic_id, start.log_start, start.local_start, *numbers
             lines.append(" ".join(map(str, fields)) + "\n")
-        files.write_atomically(path, "".join(lines).encode())
+        content = "".join(lines).encode()
+        files.write_atomically(path, b"%d\n%b" % (crc32c(content), content))
     else:
         files.remove(path)
 
 
 def read_remote_log_starts(root: Path) -> RemoteLogStarts:
-    """Return what the file says; {} without one. Skips malformed lines."""
+    """Return what the file says; {} without one. Raises CorruptLogError for a damaged one."""
+    path = root / layout.REMOTE_LOG_STARTS
     try:
-        text = files.read_file(root / layout.REMOTE_LOG_STARTS).decode(errors="replace")
+        head, _, content = files.read_file(path).partition(b"\n")
     except FileNotFoundError:
         return {}
+    if head != b"%d" % crc32c(content):
+        raise CorruptLogError(
+            path,
+            0,
+            "the checksum of its lines",
+            head[:20],
+            advice="restore it from a copy, or remove it if remote storage has none of these logs",
+        )
     found = {}
-    for tokens in map(str.split, text.splitlines()):
-        if len(tokens) < 5 or len(tokens) % 2 == 0:
-            continue
-        topic, partition, topic_id, *texts = tokens
-        if all(map(_NUMBER.fullmatch, [partition, *texts])):
-            log_start, local_start, *numbers = map(int, texts)
-            epochs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
-            start = RemoteLogStart(topic_id, log_start, local_start, epochs)
-            found[topic, int(partition)] = start
+    for line in content.decode().splitlines():
+        topic, partition, topic_id, *texts = line.split()
+        log_start, local_start, *numbers = map(int, texts)
+        epochs = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+        found[topic, int(partition)] = RemoteLogStart(topic_id, log_start, local_start, epochs)
     return found
 
 

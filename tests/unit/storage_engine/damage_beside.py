@@ -35,6 +35,10 @@ from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.engine import Engine, engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.remote_log_starts import (
+    RemoteLogStart,
+    write_remote_log_starts,
+)
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import pin_file, pins
 from kafkalog.storage_engine.writing import staged_directory
@@ -225,13 +229,13 @@ def _adopted(path: Path) -> Root:
     return root
 
 
+_KEPT: Final = {"delete.retention.ms": str(layout.INT64_MAX), "segment.ms": "1234567"}
 _CONFIGS: Final = (
-    {"cleanup.policy": "", "segment.ms": "1234567"},
-    {"cleanup.policy": "delete", "segment.ms": "1234567"},
-    {"cleanup.policy": "delete", "retention.ms": "-1", "segment.ms": "1234567"},
-    {"cleanup.policy": "delete", "retention.ms": "900", "segment.ms": "1234567"},
+    {"cleanup.policy": "", "retention.ms": "-1", **_KEPT},
+    {"cleanup.policy": "delete", "retention.ms": "-1", **_KEPT},
+    {"cleanup.policy": "delete", "retention.ms": "900", **_KEPT},
 )
-"""After each of the controller's batches, with what was set while the log was ours."""
+"""After the controller's batches, with what was set while the log was ours."""
 
 
 @dataclass
@@ -243,6 +247,7 @@ class AdoptedJudge(BesideJudge):
         layout.META_ASIDE,
         layout.CLEAN_ASIDE,
         layout.METADATA_ASIDE,
+        layout.REMOTE_LOG_STARTS,
     )
 
     @classmethod
@@ -252,6 +257,8 @@ class AdoptedJudge(BesideJudge):
         (path / "small-0" / layout.METADATA_ASIDE).write_bytes(announced)
         other = checkpoints.partition_metadata("AAAAAAAAAAAAAAAAAAAAAQ")
         (path / "small-0" / layout.PARTITION_METADATA).write_bytes(other)
+        topic_id = announced.decode().split()[-1]
+        write_remote_log_starts(path, {("small", 0): RemoteLogStart(topic_id, 0, 0)})
         return root
 
     def _read(self, name: Path, position: int) -> str:

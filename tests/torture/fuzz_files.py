@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from crc32c import crc32c
 
 from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.dedup.latest_records import _read_deaths
@@ -32,6 +33,7 @@ from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.metadata.remote_log_starts import read_remote_log_starts
 from kafkalog.storage_engine.reading import ended_pins, pin_file
 from kafkalog.storage_engine.records.records import index_records, scan_batches
 from kafkalog.storage_engine.segment.gaps import GapFile
@@ -49,6 +51,7 @@ from tests.torture.fuzz_target import Case, Target, file_target
 from tests.unit.storage_engine import sample_root
 
 _ID: Final = "AAAAAAAAAAAAAAAAAAAAAQ"
+_REMOTE: Final = f"t 0 {_ID} 5 40 0 5 3 30\n".encode()
 
 
 def targets() -> list[Target]:
@@ -248,6 +251,10 @@ def _texts() -> list[Target]:
         layout.ADOPTED_TOPICS: (
             lambda path: adopted_topics._read(path.parent),
             [f"t {_ID}\nu {_ID}\n".encode()],
+        ),
+        layout.REMOTE_LOG_STARTS: (
+            lambda path: read_remote_log_starts(path.parent),
+            [b"%d\n%b" % (crc32c(_REMOTE), _REMOTE)],
         ),
         layout.PIN + "0" * 16 + "-1-" + "0" * 16: (
             pin_file.read,

@@ -271,6 +271,34 @@ def test_a_record_whose_row_is_not_kept_under_its_key_is_named_and_left_out(
     assert table(postgres) == [("a", "2"), ("b", "3")]
 
 
+@pytest.mark.parametrize("when", ["BEFORE INSERT", "BEFORE UPDATE", "BEFORE INSERT OR UPDATE"])
+def test_a_change_that_a_trigger_skips_is_named_and_left_out(
+    postgres: str, apply: Apply, when: str
+) -> None:
+    rows = driver_batch([("a", "1"), ("b", "7"), ("c", "1")])
+    assert apply(PostgresUpsert(postgres, "stock"), batch(0), rows)
+    trigger(postgres, when, "IF new.value > '5' THEN RETURN NULL; END IF; RETURN new;")
+    rows = driver_batch([("a", "9"), ("b", "7"), ("c", "2")], offset=3)
+    with pytest.raises(InvalidInputError, match="t-0 offset 3 does not fit: a trigger skips the"):
+        apply(PostgresUpsert(postgres, "stock"), batch(1), rows)
+    upsert = Skipping(postgres)
+    assert apply(upsert, batch(1), rows)
+    assert offsets(upsert) == [3]
+    assert table(postgres) == [("a", "1"), ("b", "7"), ("c", "2")]
+
+
+def test_a_trigger_may_skip_what_the_table_has_while_it_changes_other_rows(
+    postgres: str, apply: Apply
+) -> None:
+    upsert = PostgresUpsert(postgres, "stock")
+    assert apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1")]))
+    trigger(postgres, "BEFORE UPDATE", "new.value := upper(new.value); RETURN new;")
+    last = "suppress_redundant_updates_trigger()"
+    query(postgres, f"CREATE TRIGGER z BEFORE UPDATE ON stock FOR EACH ROW EXECUTE FUNCTION {last}")
+    assert apply(upsert, batch(1), driver_batch([("a", "1"), ("b", "x")], offset=2))
+    assert table(postgres) == [("a", "1"), ("b", "X")]
+
+
 def test_a_deletion_that_a_trigger_skips_is_named_and_left_out(postgres: str, apply: Apply) -> None:
     upsert = Skipping(postgres)
     apply(upsert, batch(0), driver_batch([("a", "1"), ("b", "1"), ("c", "1")]))
@@ -339,14 +367,19 @@ def test_a_table_whose_rows_a_role_may_not_see_is_refused_before_the_first_row(
     query(postgres, advice)
     assert apply(upsert, batch(2), driver_batch([("b", None)], offset=3))
     assert table(postgres) == [("a", "2")]
+    other = "CREATE POLICY theirs ON stock AS RESTRICTIVE TO pg_monitor USING (false)"
     query(postgres, "CREATE POLICY most ON stock AS RESTRICTIVE USING (key > 'a')")
-    with pytest.raises(InvalidInputError, match="row-level security may hide rows from role"):
+    query(postgres, other)
+    with pytest.raises(InvalidInputError, match="row-level security may hide rows") as refused:
         apply(upsert, batch(3), driver_batch([("a", None)], offset=4))
+    advice = str(refused.value).partition("BYPASSRLS, or ")[2].partition(", or write")[0]
+    query(postgres, advice)
+    assert apply(upsert, batch(3), driver_batch([("c", "1")], offset=4))
     query(postgres, "ALTER TABLE stock NO FORCE ROW LEVEL SECURITY")
     query(postgres, "ALTER TABLE kafkalog_positions ENABLE ROW LEVEL SECURITY")
     query(postgres, "ALTER TABLE kafkalog_positions FORCE ROW LEVEL SECURITY")
     with pytest.raises(InvalidInputError, match="kafkalog_positions: row-level security may hide"):
-        apply(upsert, batch(3), driver_batch([("a", None)], offset=4))
+        apply(upsert, batch(4), driver_batch([("a", None)], offset=5))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +387,7 @@ def test_a_table_whose_rows_a_role_may_not_see_is_refused_before_the_first_row(
     [
         ("CREATE VIEW stock AS SELECT * FROM kept", "it is a view"),
         ("CREATE MATERIALIZED VIEW stock AS SELECT * FROM kept", "it is a materialized view"),
+        ("CREATE TABLE heir () INHERITS (stock)", r"\S*heir inherits from it"),
         ("ALTER TABLE kept RENAME TO stock", 'its rule "dropped" may write other rows'),
     ],
 )
@@ -362,6 +396,8 @@ def test_what_the_upsert_cannot_see_through_is_refused_before_the_first_row(
 ) -> None:
     query(postgres, "CREATE TABLE kept (key text PRIMARY KEY, value text)")
     query(postgres, "CREATE RULE dropped AS ON DELETE TO kept DO INSTEAD NOTHING")
+    if "heir" in made:
+        query(postgres, "CREATE TABLE stock (key text PRIMARY KEY, value text)")
     query(postgres, made)
     with pytest.raises(InvalidInputError, match=problem):
         apply(Skipping(postgres), batch(0), driver_batch([("a", "1"), ("b", None)]))

@@ -147,6 +147,17 @@ def test_a_circle_changes_no_column_that_the_rows_do_not_bring(postgres: str) ->
     assert table(postgres, "*") == [("a", 7, "v2"), ("b", 7, "v1")]
 
 
+def test_nulls_that_an_index_compares_move_too(postgres: str) -> None:
+    shape = {"key": StringType(), "value": StringType(), "place": StringType()}
+    unique = "UNIQUE NULLS NOT DISTINCT (place)"
+    query(postgres, f"CREATE TABLE stock (key text PRIMARY KEY, value text, place text, {unique})")
+    upsert = PostgresUpsert(postgres, "stock")
+    for number, places in enumerate([(None, "x", "y"), ("x", None, "y"), ("y", "x", None)]):
+        rows = [(f"k{n}", "1", place) for n, place in enumerate(places)]
+        assert apply_small(upsert, batch(number), driver_batch(rows, shape), shape=shape)
+        assert table(postgres, "*") == rows
+
+
 values = st.sampled_from([None, *"uvwx"])
 changes = st.lists(st.tuples(st.sampled_from("abcde"), values), min_size=1, max_size=8)
 

@@ -286,6 +286,23 @@ def test_a_record_whose_row_is_not_kept_under_its_key_is_named_and_left_out(
     assert found == [("a", "2"), ("b", "3")]
 
 
+@pytest.mark.parametrize("when", ["BEFORE INSERT", "BEFORE UPDATE"])
+def test_a_change_that_a_trigger_skips_is_named_and_left_out(database: Path, when: str) -> None:
+    query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT)")
+    assert Skipping(database).take_rows(batch(0), *in_order(("a", "1"), ("b", "7"), ("c", "1")))
+    skip = "WHEN new.value > '5' BEGIN SELECT RAISE(IGNORE); END"
+    query(database, f"CREATE TRIGGER skipping {when} ON stock {skip}")
+    rows = in_order(("a", "9"), ("b", "7"), ("c", "2"), offset=3)
+    with pytest.raises(InvalidInputError, match="t-0 offset 3 does not fit: a trigger skips the"):
+        plain = SQLiteUpsert(database, "stock")
+        plain.apply(batch(1), NAMES, KINDS, [rows_of(*rows)], df=DF)
+    upsert = Skipping(database)
+    assert upsert.take_rows(batch(1), *rows)
+    assert offsets(upsert) == [3]
+    found = query(database, "SELECT key, value FROM stock ORDER BY key")
+    assert found == [("a", "1"), ("b", "7"), ("c", "2")]
+
+
 def test_a_deletion_that_a_trigger_skips_is_named_and_left_out(database: Path) -> None:
     query(database, "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT)")
     query(

@@ -35,11 +35,16 @@ TABLES = [
     "key TEXT PRIMARY KEY, value TEXT, note TEXT, n DEFAULT 1, UNIQUE (value, n)",
     "key TEXT PRIMARY KEY, value TEXT UNIQUE COLLATE NOCASE, note TEXT",
     "key TEXT, value TEXT CHECK (value LIKE 'v%') NOT NULL UNIQUE, note TEXT, UNIQUE (key)",
+    "key TEXT PRIMARY KEY, value TEXT NOT NULL UNIQUE CHECK (value GLOB 'v[1-9xy]'), note TEXT",
+    "key TEXT PRIMARY KEY, value TEXT NOT NULL UNIQUE CHECK (json_valid('\"' || value || '\"') AND "
+    "value IN ('v1', 'v2', 'v3', 'v4', 'v5', 'v6', 'v9', 'vx', 'vy')), note TEXT",
     "key TEXT, value TEXT, note TEXT, n AS (substr(value, 1, 1)), UNIQUE (key), UNIQUE (value)",
 ]
 INDEXES = [
     "CREATE UNIQUE INDEX one ON stock (lower(value) DESC)",
     "CREATE UNIQUE INDEX one ON stock (value) WHERE value <> 'x' AND note IS NOT ''",
+    "CREATE UNIQUE INDEX one ON stock (value) WHERE stock.value <> 'x' AND \"stock\".key > ''",
+    """CREATE UNIQUE INDEX one ON stock (json_extract('["' || value || '"]', '$[0]'))""",
     """CREATE UNIQUE INDEX "o(n)e" ON stock ( (value || ')' /* , */ ) COLLATE NOCASE, key > '') """,
 ]
 
@@ -133,6 +138,24 @@ def test_a_micro_batch_ends_as_its_records_one_by_one_or_is_refused(
         else:
             assert upsert.left_out
         rows = found
+
+
+def test_all_values_that_a_check_allows_may_go_round(database: Path) -> None:
+    names, kinds = ["key", "place", "data"], ["TEXT", "INTEGER", "TEXT"]
+    query(
+        database,
+        "CREATE TABLE stock (key TEXT PRIMARY KEY, place INTEGER NOT NULL UNIQUE "
+        "CHECK (place BETWEEN 0 AND 2), data TEXT NOT NULL CHECK (json_valid(data)))",
+    )
+    query(database, "CREATE UNIQUE INDEX one ON stock (json_extract(data, '$.n'))")
+    upsert = SQLiteUpsert(database, "stock")
+    for number, step in enumerate([0, 1, 2, 4]):
+        rows = [(f"k{n}", (n + step) % 3, f'{{"n":{(n - step) % 3}}}') for n in range(3)]
+        assert upsert.apply(batch(number), names, kinds, [driver_batch(rows, names)])
+        assert query(database, "SELECT * FROM stock ORDER BY key") == rows
+    with pytest.raises(InvalidInputError, match="CHECK constraint failed"):
+        rows = [("k0", 1, '{"n":9}'), ("k1", 0, '{"n":8}'), ("k2", 3, '{"n":7}')]
+        upsert.apply(batch(4), names, kinds, [driver_batch(rows, names)])
 
 
 def test_a_circle_changes_no_column_that_the_rows_do_not_bring(database: Path) -> None:

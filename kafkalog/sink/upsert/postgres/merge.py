@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Merge", "Staged", "UndeletableRowError", "UnkeptRowsError"]
+__all__ = ["Merge", "SkippedRowsError", "Staged", "UndeletableRowError", "UnkeptRowsError"]
 
 _NUMBER = "kl_number"
 _NUMBERED = "kafkalog_numbered"
@@ -37,6 +37,7 @@ _UNKEPT = (
     "a trigger, or the type of a column of the key, changes or drops a row, so that the table has "
     "none of its key"
 )
+_SKIPPED = "a trigger skips the row, so that the table keeps an earlier one of its key"
 _STILL_THERE = "a trigger keeps its row, so that the table still has one of its key"
 _WORK_MEM = "64MB"
 """The least memory for sorting a micro-batch's rows."""
@@ -50,10 +51,18 @@ class _Step(NamedTuple):
     """The query that finds rows of which the table is not as the statement says."""
     reason: str = ""
     """Why such a row is refused."""
+    stored: Composed | None = None
+    """The query for the number of rows that the statement stores."""
+    others: Composed | None = None
+    """The query that finds rows of which the table has other values. A trigger may skip them."""
 
 
 class UnkeptRowsError(Exception):
     """The table is not as the statements say: a trigger changes or drops rows, or keeps them."""
+
+
+class SkippedRowsError(UnkeptRowsError):
+    """A trigger skips rows, and the table has other values than some rows."""
 
 
 class UndeletableRowError(Exception):
@@ -74,6 +83,8 @@ class Staged:
     """Whether no task saw a key twice."""
     refused: Sequence[Refusal] = ()
     """The records that PostgreSQL refuses, and that were left out."""
+    may_be_skipped: bool = False
+    """Whether rows have been tried one by one: a trigger skips only what the table has already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +116,17 @@ class Merge:
         run(connection, "SET CONSTRAINTS ALL DEFERRED")
         try:
             with connection.transaction():
-                self._apply(connection, is_replacing=is_replacing, is_empty=is_empty)
+                stored = self._apply(connection, is_replacing=is_replacing, is_empty=is_empty)
         except psycopg.errors.UniqueViolation:
             with connection.transaction():
-                if not self._apply_in_order(connection, is_replacing=is_replacing):
+                in_order = self._apply_in_order(connection, is_replacing=is_replacing)
+                if in_order is None:
                     raise
-        self._check_kept(connection)
+                stored = in_order
+        self._check_kept(connection, stored)
 
-    def _apply(self, connection: Connection, *, is_replacing: bool, is_empty: bool) -> None:
+    def _apply(self, connection: Connection, *, is_replacing: bool, is_empty: bool) -> int:
+        """Apply the rows; return how many PostgreSQL has stored."""
         deletes = self.staged.deletions > 0 and not is_empty
         stores = self.staged.rows > self.staged.deletions
         if is_replacing and not is_empty:
@@ -121,9 +135,10 @@ class Merge:
         elif deletes and not (stores and self.table.refers_to_itself(connection)):
             run(connection, self._delete(self._latest(is_narrow=True)), self._values())
             deletes = False
-        if stores:
-            # An insert into an empty table takes half the time without ON CONFLICT.
-            self._store(connection, self._latest(), deletes=deletes, can_conflict=not is_empty)
+        if not stores:
+            return 0
+        # An insert into an empty table takes half the time without ON CONFLICT.
+        return self._store(connection, self._latest(), deletes=deletes, can_conflict=not is_empty)
 
     def _store(
         self,
@@ -133,30 +148,27 @@ class Merge:
         deletes: bool,
         can_conflict: bool = True,
         more: str = "",
-    ) -> None:
+    ) -> int:
         """Store rows; with `deletes` the same statement deletes those of tombstones first.
 
         Rows may refer to other rows of the table: PostgreSQL then looks at what they refer to only
-        when all is done.
+        when all is done. Returns how many rows PostgreSQL has stored.
         """
         from psycopg.sql import SQL
 
         if not deletes:
-            run(
-                connection,
-                self._upsert(latest, can_conflict=can_conflict, more=more),
-                self._values(),
-            )
-            return
+            statement = self._upsert(latest, can_conflict=can_conflict, more=more)
+            return run(connection, statement, self._values()).rowcount
         gone = self._delete(self._latest(is_narrow=True))
         stored = self._upsert(latest, more=f"AND (SELECT count(*) FROM kl_gone) >= 0 {more}")
         both = SQL("WITH kl_gone AS ({} RETURNING 1) {}").format(gone, stored)
-        run(connection, both, self._values())
+        return run(connection, both, self._values()).rowcount
 
-    def _apply_in_order(self, connection: Connection, *, is_replacing: bool) -> bool:
+    def _apply_in_order(self, connection: Connection, *, is_replacing: bool) -> int | None:
         """Apply the rows in an order in which each unique value is free when a row gets it.
 
-        Return False if rows wait for the value of a row that the table refuses.
+        Return how many PostgreSQL has stored; None if rows wait for the value of a row that the
+        table refuses.
         """
         from psycopg.sql import SQL
 
@@ -169,11 +181,11 @@ class Merge:
         self._number(connection)
         moves = self._arrange(connection)
         if moves.postponed:
-            return False
+            return None
         rows = SQL(f"SELECT * FROM {_NUMBERED}").format()
-        self._store(connection, rows, deletes=deletes, more=f"ORDER BY {_NUMBER}")
+        stored = self._store(connection, rows, deletes=deletes, more=f"ORDER BY {_NUMBER}")
         run(connection, f"DROP TABLE {_NUMBERED}")
-        return True
+        return stored
 
     def _number(self, connection: Connection) -> int:
         """Make the temporary table of numbered rows; return their count."""
@@ -223,7 +235,8 @@ class Merge:
         )
         run(
             connection,
-            f"UPDATE {_NUMBERED} SET {_NUMBER} = (SELECT max({_NUMBER}) FROM {_NUMBERED}) + place "
+            f"UPDATE {_NUMBERED} SET {_NUMBER} = "
+            f"(SELECT max({_NUMBER}) FROM {_NUMBERED}) + arranged.place "
             "FROM unnest(%s::bigint[]) WITH ORDINALITY AS arranged(number, place) "
             f"WHERE {_NUMBER} = arranged.number",
             ([*moves.order, *moves.refused],),
@@ -249,8 +262,8 @@ class Merge:
         ).fetchall()
         return [number for (number,) in found]
 
-    def _check_kept(self, connection: Connection) -> None:
-        """Raise UnkeptRowsError if the table is not as the rows say."""
+    def _check_kept(self, connection: Connection, stored: int) -> None:
+        """Raise UnkeptRowsError if the table is not as the rows say; so many were stored."""
         from psycopg.sql import SQL
 
         if not self.table.may_change_rows(connection):
@@ -261,13 +274,37 @@ class Merge:
         )
         if one(connection, unkept, self._values()) is not None:
             raise UnkeptRowsError(_UNKEPT)
+        if self.staged.may_be_skipped:
+            return
+        count, others = self._count(latest), self._others(self._latest())
+        is_short = stored < one(connection, count, self._values())
+        if is_short and one(connection, others, self._values()) is not None:
+            raise SkippedRowsError(_SKIPPED)
 
-    def _has_row(self) -> Composed:
-        """Return whether the table has the row of `latest`, in SQL."""
+    def _count(self, latest: Composed) -> Composed:
+        """Return the query for the number of rows to store."""
         from psycopg.sql import SQL
 
-        return SQL("EXISTS (SELECT FROM {} AS kept WHERE ({}) = ({}))").format(
-            self.table.identifier, *self._keys_of_both()
+        return SQL("SELECT count(*) FROM ({}) AS latest WHERE NOT kl_deleted").format(latest)
+
+    def _others(self, latest: Composed) -> Composed:
+        """Return the query that finds rows of which the table has other values, as texts."""
+        from psycopg.sql import SQL
+
+        same = SQL(" AND ").join(
+            SQL("CAST(kept.{0} AS text) IS NOT DISTINCT FROM CAST(latest.{0} AS text)").format(name)
+            for name in self._names()
+        )
+        return SQL("SELECT 1 FROM ({}) AS latest WHERE NOT kl_deleted AND NOT {} LIMIT 1").format(
+            latest, self._has_row(SQL("AND {}").format(same))
+        )
+
+    def _has_row(self, more: Composed | None = None) -> Composed:
+        """Return whether the table has the row of `latest`, in SQL, with a further condition."""
+        from psycopg.sql import SQL
+
+        return SQL("EXISTS (SELECT FROM {} AS kept WHERE ({}) = ({}) {})").format(
+            self.table.identifier, *self._keys_of_both(), more or SQL("")
         )
 
     def _fill(self, connection: Connection) -> bool:
@@ -478,7 +515,8 @@ class Merge:
         found = SQL("SELECT 1 FROM ({}) AS latest WHERE ").format(part)
         still = found + SQL("kl_deleted AND ") + self._has_row()
         gone = found + SQL("NOT kl_deleted AND NOT ") + self._has_row()
-        return _Step(delete, still, _STILL_THERE), _Step(upsert, gone, _UNKEPT)
+        stored = _Step(upsert, gone, _UNKEPT, self._count(part), self._others(part))
+        return _Step(delete, still, _STILL_THERE), stored
 
     def _refused_still(
         self, connection: Connection, refused: list[tuple[_Step, int, str]]
@@ -590,9 +628,8 @@ class Merge:
             return
         try:
             with connection.transaction():
-                run(connection, step.statement, (first, last))
-                if step.unkept and one(connection, step.unkept, (first, last)) is not None:
-                    raise UnkeptRowsError(step.reason)
+                stored = run(connection, step.statement, (first, last)).rowcount
+                self._check_step(connection, step, (first, last), stored)
         except UnkeptRowsError as fault:
             reason = str(fault)
         except psycopg.Error as fault:
@@ -607,6 +644,18 @@ class Merge:
             middle = (first + last) // 2
             yield from self._search(connection, step, first, middle)
             yield from self._search(connection, step, middle + 1, last)
+
+    @staticmethod
+    def _check_step(
+        connection: Connection, step: _Step, rows: tuple[int, int], stored: int
+    ) -> None:
+        if step.unkept and one(connection, step.unkept, rows) is not None:
+            raise UnkeptRowsError(step.reason)
+        if step.stored is None or step.others is None:
+            return
+        is_short = stored < one(connection, step.stored, rows)
+        if is_short and one(connection, step.others, rows) is not None:
+            raise SkippedRowsError(_SKIPPED)
 
     def _misfit(self, connection: Connection, number: int, reason: str) -> Misfit:
         from psycopg.sql import SQL

@@ -99,17 +99,21 @@ _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 _RULE = """
 SELECT rulename FROM pg_rewrite WHERE ev_class = %s AND ev_enabled IN ('O', 'A') LIMIT 1
 """
-_IS_HIDING = """
-SELECT row_security_active(%(oid)s::oid) AND NOT (
-    EXISTS (SELECT FROM pg_policy WHERE polrelid = %(oid)s AND polpermissive AND polcmd = '*'
-        AND pg_get_expr(polqual, polrelid) = 'true'
-        AND coalesce(pg_get_expr(polwithcheck, polrelid), 'true') = 'true'
-        AND (0 = ANY(polroles) OR EXISTS (
-            SELECT FROM unnest(polroles) AS r(oid) WHERE pg_has_role(r.oid, 'USAGE'))))
-    AND NOT EXISTS (SELECT FROM pg_policy WHERE polrelid = %(oid)s AND NOT polpermissive))
+_POLICIES = """
+SELECT NOT polpermissive, polname, polpermissive AND polcmd = '*'
+    AND pg_get_expr(polqual, polrelid) = 'true'
+    AND coalesce(pg_get_expr(polwithcheck, polrelid), 'true') = 'true'
+FROM pg_policy WHERE polrelid = %(oid)s AND row_security_active(%(oid)s::oid) AND (
+    0 = ANY(polroles) OR EXISTS (
+        SELECT FROM unnest(polroles) AS r(oid) WHERE pg_has_role(r.oid, 'USAGE')))
+ORDER BY polname
 """
-"""Whether row-level security may hide rows from this role. A policy that lets it do everything, in
-a table without restrictive ones, hides none."""
+"""The policies of row-level security for this role: whether it is restrictive, its name, and
+whether it lets the role do everything with all rows."""
+_CHILD = """
+SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhparent
+WHERE inhparent = %s AND c.relkind = 'r' LIMIT 1
+"""
 
 
 class MissingColumnsError(Exception):
@@ -317,16 +321,37 @@ class PostgresTable:
                 f'table {self}: its rule "{rule}" may write other rows than the log has, without '
                 f'an error. Run DROP RULE "{rule}" ON {self}, or write a trigger in its place.'
             )
+        child = one(connection, _CHILD, (oid,))
+        if child is not None:
+            raise InvalidInputError(
+                f"table {self}: {child} inherits from it (expected no such table, since its rows "
+                "are found here, and no key is unique in both). Run ALTER TABLE "
+                f"{child} NO INHERIT {self}, or give another table."
+            )
         for name in (self.name, _POSITIONS):
-            beside = self.oid(connection, name)
-            if one(connection, _IS_HIDING, {"oid": beside}):
-                role = one(connection, "SELECT current_user")
-                raise InvalidInputError(
-                    f"table {self.schema}.{name}: row-level security may hide rows from role "
-                    f'"{role}", so a deletion would not find them. Run ALTER ROLE "{role}" '
-                    f'BYPASSRLS, or CREATE POLICY kafkalog ON {self.schema}.{name} TO "{role}" '
-                    "USING (true), or write as a role that sees all rows."
-                )
+            self._check_policies(connection, name)
+
+    def _check_policies(self, connection: Connection, name: str) -> None:
+        """Refuse a table beside this one if row-level security may hide rows of it.
+
+        A policy that lets the role do everything, without restrictive ones, hides none.
+        """
+        values = {"oid": self.oid(connection, name)}
+        if not one(connection, "SELECT row_security_active(%(oid)s::oid)", values):
+            return
+        policies = run(connection, _POLICIES, values).fetchall()
+        restrictive = [policy for is_restrictive, policy, _ in policies if is_restrictive]
+        if not restrictive and any(lets_all for _, _, lets_all in policies):
+            return
+        role, table = one(connection, "SELECT current_user"), f"{self.schema}.{name}"
+        remedy = f'CREATE POLICY kafkalog ON {table} TO "{role}" USING (true)'
+        if restrictive:
+            remedy = f'DROP POLICY "{restrictive[0]}" ON {table}'
+        raise InvalidInputError(
+            f'table {table}: row-level security may hide rows from role "{role}", so a deletion '
+            f'would not find them. Run ALTER ROLE "{role}" BYPASSRLS, or {remedy}, or write as a '
+            "role that sees all rows."
+        )
 
     def may_change_rows(self, connection: Connection) -> bool:
         """Return whether the table may store a row otherwise than it comes, or drop it."""

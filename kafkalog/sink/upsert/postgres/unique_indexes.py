@@ -227,7 +227,7 @@ class NumberedValues:
         """Return, as text, the values in an index of the table's row of a numbered row."""
         keys = ", ".join(map(_quoted, self._keys))
         return self._run(
-            f"SELECT theirs::text FROM ({index.values(self._name, keys)}) AS theirs "
+            f"SELECT ROW(theirs.*)::text FROM ({index.values(self._name, keys)}) AS theirs "
             f"JOIN {self._numbered} AS mine ON {self._pairs('theirs.{} = mine.{}')} "
             f"WHERE mine.kl_number = {row}"
         ).fetchall()
@@ -239,11 +239,12 @@ class NumberedValues:
         if name in self._names:
             known += f" UNION ALL SELECT {column} FROM {self._numbered}"
         if category == "S":
-            yield f"kept.{column} || '.' || {drawn}"
+            yield f"coalesce(kept.{column}, '') || '.' || {drawn}"
             # As long as it was, and with the first letter, for a CHECK.
-            size = f"greatest(length(kept.{column}), 1)"
+            size = f"greatest(coalesce(length(kept.{column}), 1), 1)"
             for start in (1, 0):
-                text = f"left(kept.{column}, {start}) || left({drawn}, {size} - {start})"
+                text = f"coalesce(left(kept.{column}, {start}), '') "
+                text += f"|| left({drawn}, {size} - {start})"
                 yield (
                     f"(SELECT kl_t FROM (SELECT {text} AS kl_t FROM generate_series(1, 99)) AS t "
                     f"WHERE kl_t NOT IN (SELECT kl_v FROM ({known}) AS known "

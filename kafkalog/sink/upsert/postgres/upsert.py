@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from kafkalog.errors import InvalidInputError, StorageError
@@ -30,6 +31,7 @@ from kafkalog.sink.upsert.postgres.client import (
 from kafkalog.sink.upsert.postgres.idle_connections import IdleConnections
 from kafkalog.sink.upsert.postgres.merge import (
     Merge,
+    SkippedRowsError,
     Staged,
     UndeletableRowError,
     UnkeptRowsError,
@@ -278,6 +280,9 @@ class PostgresUpsert(Upsert):
             except _RefusedError as fault:
                 merge = Merge(table, staged)
                 refused = self._refused(connection, batch, merge, fault)
+                if not refused:  # what the trigger skips, the table has
+                    staged = replace(staged, may_be_skipped=True)
+                    continue
                 staged = merge.without(connection, refused)
 
     def _refused(
@@ -285,7 +290,8 @@ class PostgresUpsert(Upsert):
     ) -> list[Refusal]:
         """Return the records that the table refuses; raise InvalidInputError for the first one.
 
-        It is raised unless such records are left out, or if no record of the micro-batch is it.
+        It is raised unless such records are left out, or if no record of the micro-batch is it. If
+        a trigger skips rows, and each alone is as the table has it, there are none.
         """
         try:
             with closing(merge.misfits(connection, is_replacing=batch.is_replacing)) as misfits:
@@ -294,6 +300,8 @@ class PostgresUpsert(Upsert):
                     return [misfit.refusal() for misfit in (first, *misfits)]
         except UndeletableRowError as row:
             raise self._misfit(batch, str(row)) from fault.__cause__
+        if first is None and isinstance(fault.__cause__, SkippedRowsError):
+            return []
         raise self._misfit(batch, str(first or fault)) from fault.__cause__
 
     def _merge(

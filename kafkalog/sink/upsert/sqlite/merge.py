@@ -34,6 +34,10 @@ class _Step(NamedTuple):
     """The query that finds rows of which the table is not as the statement says."""
     reason: str
     """Why such a row is refused."""
+    stored: str = ""
+    """The query for the number of rows that the statement stores."""
+    others: str = ""
+    """The query that finds rows of which the table has other values. A trigger may skip them."""
 
 
 class _UnkeptError(sqlite3.IntegrityError):
@@ -48,6 +52,7 @@ _MOVES = "temp.kafkalog_moves"
 """The numbers of the rows that are written one by one, or not in this round."""
 _LATEST = "temp.kafkalog_latest"
 """The numbers of the rows that count, if others are staged too."""
+_SKIPPED = "a trigger skips the row, so that the table keeps an earlier one of its key"
 
 
 class SQLiteMerge:
@@ -165,8 +170,8 @@ class SQLiteMerge:
             "the table still has its row after the deletion, because of a trigger",
         )
 
-    def _row_of_mine(self) -> str:
-        same = " AND ".join(f"kept.{key} = mine.{key} COLLATE BINARY" for key in self._keys)
+    def _row_of_mine(self, more: str = "") -> str:
+        same = " AND ".join(f"kept.{key} = mine.{key} COLLATE BINARY" for key in self._keys) + more
         return f"SELECT 1 FROM {quoted(self._table.name)} AS kept WHERE {same}"
 
     def _replace(self) -> None:
@@ -270,11 +275,14 @@ class SQLiteMerge:
         values = ", ".join([*(f"mine.{name}" for name in self._names), *kept])
         order = ", ".join(f"mine.{key}" for key in self._keys)
         rows = f"FROM {_SOURCE} AS mine {join} WHERE {self._some} AND {self._rows} {only}"
+        same = [f" AND kept.{name} IS mine.{name} COLLATE BINARY" for name in self._names]
         return _Step(
             f"INSERT INTO {quoted(self._table.name)} ({into}) SELECT {values} {rows} "
             f"ORDER BY {order} {self._on_conflict}",
             f"SELECT 1 {rows} AND NOT EXISTS ({self._row_of_mine()})",
             "the table has no row of its key afterwards, because of a trigger or a conflict clause",
+            f"SELECT count(*) {rows}",
+            f"SELECT 1 {rows} AND NOT EXISTS ({self._row_of_mine(''.join(same))})",
         )
 
     def _apply(self, statement: _Step) -> None:
@@ -299,20 +307,28 @@ class SQLiteMerge:
     def _execute(self, step: _Step, first: int, last: int) -> None:
         """Run a statement on a piece of the rows; do nothing if SQLite refuses one of them.
 
-        A trigger may change a key, or skip a row, without an error: the row would be lost, and a
-        later tombstone would not find it.
+        A trigger may change a key, or skip a row, without an error: the row would be lost or stay
+        old, and a later tombstone would not find it.
         """
+        rows = (first, last)
         if not self._is_proved:
-            self._connection.execute(step.statement, (first, last))
+            self._connection.execute(step.statement, rows)
             return
         self._connection.execute("SAVEPOINT kafkalog_step")
-        self._connection.execute(step.statement, (first, last))
-        unkept = self._connection.execute(f"{step.unkept} LIMIT 1", (first, last)).fetchone()
-        if unkept is not None:
+        stored = self._connection.execute(step.statement, rows).rowcount
+        reason = step.reason if self._finds(step.unkept, rows) else ""
+        if not reason and step.stored:
+            (wanted,) = self._connection.execute(step.stored, rows).fetchone()
+            if stored < wanted and self._finds(step.others, rows):
+                reason = _SKIPPED
+        if reason:
             self._connection.execute("ROLLBACK TO kafkalog_step")
         self._connection.execute("RELEASE kafkalog_step")
-        if unkept is not None:
-            raise _UnkeptError(step.reason)
+        if reason:
+            raise _UnkeptError(reason)
+
+    def _finds(self, query: str, rows: tuple[int, int]) -> bool:
+        return self._connection.execute(f"{query} LIMIT 1", rows).fetchone() is not None
 
     def _check_transaction(self, fault: sqlite3.Error) -> None:
         """Raise InvalidInputError if a trigger has ended the transaction."""

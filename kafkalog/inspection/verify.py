@@ -374,6 +374,9 @@ def _compare_checkpoints(
                 try:
                     segments = list_segments(root.path / text)
                     ends[partition] = next_offset(segments[-1]) if segments else 0
+                    if state is None and not segments:  # a broker begins such a log at its start
+                        starts = root.checkpoints[layout.LOG_START_CHECKPOINT]
+                        ends[partition] = max(0, starts.get(partition, 0))
                 except OSError as raised:
                     files.pass_on(raised)
                     ends[partition] = layout.INT64_MAX  # the partition's own check reported it

@@ -78,8 +78,7 @@ def verify(
     StorageError if a file could not be checked.
     """
     root = root.absolute()
-    if not root.is_dir():
-        raise InvalidInputError(f"{root}: no such directory")
+    directory_signs.check_is_directory(root)
     faults: list[str] = []
     at_ms = clock.now_ms() if now_ms is None else now_ms
     if _is_partition(root):
@@ -234,7 +233,7 @@ def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
     with files.scan(root) as entries:
         for entry in entries:
             parsed = layout.parse_partition_directory(entry.name)
-            if parsed is not None and entry.is_dir():
+            if parsed is not None and files.is_directory(entry):
                 yield parsed, Path(entry.path)
 
 
@@ -375,6 +374,9 @@ def _compare_checkpoints(
                 try:
                     segments = list_segments(root.path / text)
                     ends[partition] = next_offset(segments[-1]) if segments else 0
+                    if state is None and not segments:  # a broker begins such a log at its start
+                        starts = root.checkpoints[layout.LOG_START_CHECKPOINT]
+                        ends[partition] = max(0, starts.get(partition, 0))
                 except OSError as raised:
                     files.pass_on(raised)
                     ends[partition] = layout.INT64_MAX  # the partition's own check reported it
@@ -417,7 +419,7 @@ def _foreign(
     """Report what is neither Kafka's nor ours, and directories that were set aside for good."""
     removed = set() if state is None else set(_deleted_directories(state))
     with files.scan(root) as entries:
-        names = sorted((entry.name, entry.is_dir()) for entry in entries)
+        names = sorted((entry.name, files.is_directory(entry)) for entry in entries)
     for name, is_directory in names:
         plain = name.removesuffix(layout.TEMPORARY)
         if plain in _ROOT_NAMES or name.startswith(layout.OURS):

@@ -237,7 +237,8 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
         following=_end_of(opened),
         chain=None if is_deleted else opened.chain,
         is_active=opened.is_active or is_unsynced,
-        may_be_torn=is_unsynced or (opened.is_active and opened.state is None),
+        # Where the last segment of a broker is torn, it goes on; elsewhere it drops what follows.
+        may_be_torn=opened.is_active and opened.state is None,
     )
     log.transactions.forget_below(opened.first_wanted)
     transactions = log.transactions.begin(

@@ -16,7 +16,7 @@ from pathlib import Path
 from kafkalog.errors import InvalidInputError
 from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.address import log_directory
+from kafkalog.storage_engine.metadata.address import log_directory, resolved
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
@@ -79,7 +79,7 @@ class SinkOptions:
     @property
     def place(self) -> str:
         """The one name of the log: two spellings of a directory are one."""
-        return str(self.root.resolve() if isinstance(self.root, Path) else self.root)
+        return str(resolved(self.root) if isinstance(self.root, Path) else self.root)
 
     @property
     def target(self) -> str:

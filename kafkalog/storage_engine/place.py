@@ -13,6 +13,7 @@ from kafkalog.storage_engine.metadata.address import (
     is_url,
     log_directories,
     log_directory,
+    resolved,
 )
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 
@@ -82,7 +83,7 @@ def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:
     Raises InvalidInputError.
     """
     store = store_address(options)
-    return [path.resolve() for path in log_directories(options)] if store is None else [store]
+    return [resolved(path) for path in log_directories(options)] if store is None else [store]
 
 
 def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
@@ -91,7 +92,7 @@ def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
     Raises InvalidInputError.
     """
     store = store_address(options)
-    return log_directory(options).resolve() if store is None else store
+    return resolved(log_directory(options)) if store is None else store
 
 
 def _address(place: Place, options: Mapping[str, str] | None) -> Place:

@@ -53,7 +53,10 @@ from kafkalog.storage_engine.broker.release import LOCK_WAIT_S, Progress
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints, config
-from kafkalog.storage_engine.metadata.directory_signs import partitions_to_adopt
+from kafkalog.storage_engine.metadata.directory_signs import (
+    check_is_directory,
+    partitions_to_adopt,
+)
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.remote_log_starts import (
@@ -111,8 +114,7 @@ def adopt(
     changed, or the next run continues.
     """
     root = Path(root).absolute()
-    if not root.is_dir():
-        raise InvalidInputError(f"{root}: there is no such directory")
+    check_is_directory(root)
     if (root / layout.COMMIT).exists() and not _lost_canaries(root):
         return _adopted_already(root, config or {}, metadata)
     partitions_to_adopt(root)  # do not even write a lock file to a foreign directory

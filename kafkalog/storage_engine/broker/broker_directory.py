@@ -343,7 +343,7 @@ def _stamp(root: Path) -> tuple[object, ...]:
     stamp: list[object] = [locks.RootLock(root).is_held_alone()]
     for name in (".", *_CHECKPOINTS, layout.CLEAN_SHUTDOWN):
         try:
-            found = os.stat(root / name)
+            found = os.lstat(root / name)  # no link is followed
         except FileNotFoundError:
             stamp.append(None)
         except OSError as fault:

@@ -37,6 +37,7 @@ from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
     headers,
     next_offset,
+    orphaned_indexes,
     retired_bases,
 )
 from kafkalog.storage_engine.transactions import producer_snapshot
@@ -177,6 +178,9 @@ def _lost_end(
     start = end_offset if segments else max(end_offset, epochs[0] if epochs else 0)
     synced = claims[layout.RECOVERY_POINT_CHECKPOINT]
     base = segments[-1].base_offset if segments else start
+    has_lost_file = any(orphan >= end_offset for orphan in orphaned_indexes(directory))
+    if has_lost_file:  # a power cut leaves no index alone, because the `.log` is made first
+        base = end_offset
     yield Loss(
         directory / layout.segment_file(base, layout.LOG),
         min(start, wanted),
@@ -184,6 +188,7 @@ def _lost_end(
         f"a log up to offset {wanted}, as {source} says",
         f"its end at {end_offset}" if segments else "no file",
         is_unsynced=bool(segments)
+        and not has_lost_file
         and not checkpointed.is_clean
         and checkpointed.recovery_point is not None
         and synced <= end_offset,

@@ -36,7 +36,11 @@ from kafkalog.storage_engine.broker.adopted_topics import differences
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.metadata.directory_signs import check_journal_is_not_lost, nearby
+from kafkalog.storage_engine.metadata.directory_signs import (
+    check_is_directory,
+    check_journal_is_not_lost,
+    nearby,
+)
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.remote_log_starts import (
@@ -91,8 +95,7 @@ def release(
     root = Path(root).absolute()
     wanted = _checked_ids(topic_ids or {})
     properties = None
-    if not root.is_dir():
-        raise InvalidInputError(f"{root}: there is no such directory")
+    check_is_directory(root)
     if meta_properties is not None:
         properties = _checked_properties(meta_properties)
     has_broker = (root / layout.META_PROPERTIES).exists()
@@ -142,7 +145,7 @@ def _partition_directories(root: Path) -> list[Path]:
         found = [
             Path(entry.path)
             for entry in entries
-            if entry.is_dir() and layout.parse_partition_directory(entry.name)
+            if files.is_directory(entry) and layout.parse_partition_directory(entry.name)
         ]
     return sorted(found)
 

@@ -268,6 +268,15 @@ def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os
     return file_system.current.scandir(directory)
 
 
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry of `scan` is a directory or leads to one; a looping link does not."""
+    try:
+        return entry.is_dir()
+    except OSError as fault:
+        pass_on(fault)
+        return False
+
+
 def list_names(directory: str | Path) -> list[str]:
     """Return the names in a directory, in no order; raises OSError."""
     return file_system.current.listdir(directory)

@@ -10,6 +10,7 @@ a `file:` URI is therefore an address.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -80,9 +81,14 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     for place, path in enumerate(paths):
         if path.exists() and not path.is_dir():
             raise InvalidInputError(f"{path}: a log is a directory, this is a file{nearby(path)}")
-        if path.resolve() in [other.resolve() for other in paths[:place]]:
+        if resolved(path) in map(resolved, paths[:place]):
             raise InvalidInputError(f"{path}: the log directory is given twice")
     return paths
+
+
+def resolved(path: Path) -> Path:
+    """Return a path without links; one that leads in a circle stays, and there is no log."""
+    return Path(os.path.realpath(path))
 
 
 def is_broker_directory(root: Path) -> bool:

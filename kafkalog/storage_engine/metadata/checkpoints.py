@@ -68,7 +68,7 @@ def _read(path: Path) -> Iterator[tuple[int, list[Any]]]:
 
 def _read_small(path: Path) -> bytes:
     """Return a small file's content; raises CorruptLogError for more than it can need, OSError."""
-    size = os.stat(path).st_size
+    size = os.lstat(path).st_size
     if size > _SIZE_MAX:
         raise _malformed(path, 0, f"at most {_SIZE_MAX} bytes", size)
     return files.read_file(path)

@@ -143,6 +143,12 @@ def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bo
     return f"; logs are one level below: give one of {shown}{more}"
 
 
+def check_is_directory(root: Path) -> None:
+    """Raise InvalidInputError if there is no directory; the error names the log that was meant."""
+    if not root.is_dir():
+        raise InvalidInputError(f"{root}: there is no such directory{nearby(root)}")
+
+
 def log_above(path: Path) -> tuple[Path, str] | None:
     """Return the log that a path lies in, up to two levels above, and its name there."""
     for place in (path, Path(os.path.realpath(path))):
@@ -158,7 +164,9 @@ def _logs_below(path: Path) -> list[Path]:
     found = []
     with files.ignoring():
         with files.scan(path) as entries:
-            names = [entry.name for entry in islice(entries, _LOOKED_AT) if entry.is_dir()]
+            names = [
+                entry.name for entry in islice(entries, _LOOKED_AT) if files.is_directory(entry)
+            ]
         for name in sorted(names):
             with files.ignoring():
                 if _has_log(path / name):

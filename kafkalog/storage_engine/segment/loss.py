@@ -1,12 +1,17 @@
 """Records of a partition that are gone, and the segments of which only the indexes are left.
 
-Kafka: LogSegment.changeFileSuffixes, LogLoader.loadSegmentFiles ("orphaned index file").
+An empty `.log` in the middle of a log is as good as none if its indexes have entries. Kafka resizes
+the indexes of a segment of which a compaction leaves nothing.
+
+Kafka: LogSegment.changeFileSuffixes, LogLoader.loadSegmentFiles ("orphaned index file"),
+LogSegment.onBecomeInactiveSegment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from kafkalog.storage_engine.format import layout
@@ -45,7 +50,7 @@ class Loss:
 def lost_segments(
     directory: Path, segments: Sequence[SegmentFiles], *, log_start: int, is_live: bool = False
 ) -> list[Loss]:
-    """Return the segments that have indexes and no `.log`.
+    """Return the segments whose indexes have entries, and whose `.log` is gone or empty.
 
     `segments` are the live ones; those that end at or below `log_start` are nobody's any more. A
     live broker may be deleting a segment while the directory is listed.
@@ -54,15 +59,19 @@ def lost_segments(
     if orphans and is_live:
         orphans = {base: orphans[base] for base in orphans.keys() & orphaned_indexes(directory)}
     bases = [segment.base_offset for segment in segments]
+    emptied = {
+        before.base_offset for before, _ in pairwise(segments) if not (before.size or before.swaps)
+    }
     found = []
-    for base, suffixes in sorted(orphans.items()):
+    for base in sorted({*orphans, *emptied}):
         entries_end = _entries_end(directory, base)
         end = min((other for other in [*bases, *orphans] if other > base), default=entries_end)
         if entries_end > base and end > log_start:
             path = directory / layout.segment_file(base, layout.LOG)
-            beside = ", ".join(sorted(suffixes))
-            loss = Loss(path, max(base, log_start), end, f"the log of {beside}", "no file")
-            found.append(loss)
+            expected, what = "the records that its indexes name", "an empty file"
+            if base in orphans:
+                expected, what = f"the log of {', '.join(sorted(orphans[base]))}", "no file"
+            found.append(Loss(path, max(base, log_start), end, expected, what))
     return found
 
 

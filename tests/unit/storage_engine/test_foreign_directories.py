@@ -13,6 +13,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.engine import Engine
 from kafkalog.storage_engine.log.log_engine import LogEngine
@@ -21,6 +22,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.place import read_places
 from tests.builders.batch_builder import batch
 from tests.builders.rescued import rescued
 from tests.builders.segment_files import write_segment
@@ -363,3 +365,53 @@ def test_a_future_partition_alone_is_noticed(
         list(log.read("t", 1))
     assert "only this is left of t-1" in caplog.text
     assert sum("only this is left" in each for each in notices(root.path)) == 1
+
+
+# --- links that lead nowhere ---------------------------------------------------------------------
+
+LINKED = ("t-9", "meta.properties", "commit.bak", ".kafka_cleanshutdown", "t-9.x-future", "t-1")
+
+
+@pytest.mark.parametrize("name", [*LINKED, broker_root.LOG_START, broker_root.CLEANER])
+@pytest.mark.parametrize("target", ["itself", "nothing"])
+def test_a_link_that_leads_nowhere_costs_no_other_partition(
+    tmp_path: Path, name: str, target: str
+) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    root.partition("t-0")
+    path = root.path / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(path if target == "itself" else tmp_path / "nothing")
+    assert kafkalog.open(root.path).offsets("t") == {0: (0, 100)}
+    assert all(path.name in str(found.path) for found in verify(root.path) if found.is_damage)
+
+
+@pytest.mark.parametrize("place", ["loop", "loop/sub"])
+def test_a_path_that_leads_in_a_circle_has_no_log(tmp_path: Path, place: str) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    path = tmp_path / place
+    for act in (
+        lambda: kafkalog.open([path, tmp_path], read_only=True),
+        lambda: kafkalog.open(path, create=False),
+        lambda: list(verify(path)),
+        lambda: adopt(path, now_ms=NOW_MS),
+        lambda: release(path, now_ms=NOW_MS),
+        lambda: read_places({"path": str(path)}) and kafkalog.open(path, read_only=True),
+    ):
+        with pytest.raises(InvalidInputError, match=f"{path}: "):
+            act()
+
+
+@pytest.mark.parametrize("kind", ["broker", "copy", "ours"])
+@pytest.mark.parametrize("place", ["log/orders-9", "log/orders-0/sub", "log/nothing"])
+def test_a_missing_directory_in_a_log_is_answered_with_the_log(
+    tmp_path: Path, kind: str, place: str
+) -> None:
+    log_of_kind(tmp_path / "log", kind)
+    for act in (
+        lambda: list(verify(tmp_path / place)),
+        lambda: adopt(tmp_path / place, now_ms=NOW_MS),
+        lambda: release(tmp_path / place, now_ms=NOW_MS),
+    ):
+        with pytest.raises(InvalidInputError, match=f"give {tmp_path / 'log'}$"):
+            act()

@@ -67,6 +67,10 @@ def forget_root(root: BrokerRoot) -> None:
             path.unlink()
 
 
+def empty(root: BrokerRoot, base: int) -> None:
+    (root.path / "t-0" / name(base, ".log")).write_bytes(b"")
+
+
 LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
     "every .log": (lambda root: remove_all_logs(root, ".log"), (0, 100)),
     "every file of the segments": (remove_all_logs, (0, 100)),
@@ -75,6 +79,9 @@ LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
     "a middle .log": (lambda root: remove(root, 30, ".log"), (30, 60)),
     "a middle segment": (lambda root: remove(root, 60), (60, 90)),
     "two segments": (lambda root: [remove(root, 30), remove(root, 60)], (30, 90)),
+    "the bytes of the first .log": (lambda root: empty(root, 0), (0, 30)),
+    "the bytes of a middle .log": (lambda root: empty(root, 60), (60, 90)),
+    "the bytes of the last .log": (lambda root: empty(root, 90), (90, 100)),
     "the last .log": (lambda root: remove(root, 90, ".log"), (90, 100)),
     "the last segment": (lambda root: remove(root, 90), (90, 100)),
 }
@@ -122,6 +129,56 @@ def test_what_a_compaction_took_below_a_lost_segment_is_not_lost(root: BrokerRoo
     assert [offset.as_py() for offset in found] == [*range(60)]
     with pytest.raises(StorageError, match="the offsets 90 to 99 are lost"):
         records(log, "t")
+
+
+@pytest.mark.parametrize("base", [0, 30, 60])
+@pytest.mark.parametrize("is_rescued", [False, True])
+def test_an_emptied_log_is_a_loss_though_compactions_make_holes(
+    root: BrokerRoot, base: int, is_rescued: bool
+) -> None:
+    root.checkpoint(CLEANER, {"t-0": 90})
+    empty(root, base)
+    if is_rescued:
+        forget_root(root)
+    assert name(base, ".log") in {finding.path.name for finding in damage(root.path)}
+    with pytest.raises(StorageError, match=f"the offsets {base} to {base + 29} are lost"):
+        records(kafkalog.open(root.path), "t")
+    with pytest.raises(StorageError, match=r"lost .*nothing was changed"):
+        adopt(root.path, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("base", [0, 30, 60])
+@pytest.mark.parametrize("tail", ["half a batch", "zeros"])
+@pytest.mark.parametrize("is_rescued", [False, True])
+def test_a_torn_segment_is_damage_unless_it_is_the_last(
+    root: BrokerRoot, base: int, tail: str, is_rescued: bool
+) -> None:
+    root.checkpoint(CLEANER, {"t-0": 90})
+    root.checkpoint(RECOVERY_POINT, {"t-0": 10})
+    (root.path / ".kafka_cleanshutdown").unlink()
+    if is_rescued:
+        forget_root(root)
+    for each, is_damage in ((90, False), (base, True)):
+        path = root.path / "t-0" / name(each, ".log")
+        data = path.read_bytes()
+        path.write_bytes(data + (data[:50] if tail == "half a batch" else bytes(200)))
+        found = [finding for finding in verify(root.path) if finding.path == path]
+        assert [finding.is_damage for finding in found] == [is_damage]
+
+
+@pytest.mark.parametrize("suffixes", [(".log",), (".log", ".timeindex")])
+def test_an_index_alone_shows_that_no_power_cut_took_its_segment(
+    root: BrokerRoot, suffixes: tuple[str, ...]
+) -> None:
+    (root.path / ".kafka_cleanshutdown").unlink()
+    root.checkpoint(RECOVERY_POINT, {"t-0": 90})
+    remove(root, 90, *suffixes)
+    (root.path / "t-0" / name(90, ".index")).write_bytes(bytes(4096))  # preallocated
+    assert name(90, ".log") in {finding.path.name for finding in damage(root.path)}
+    with pytest.raises(StorageError, match="the offsets 90 to 99 are lost"):
+        records(kafkalog.open(root.path), "t")
+    with pytest.raises(StorageError, match=r"lost .*nothing was changed"):
+        adopt(root.path, now_ms=NOW_MS)
 
 
 def test_a_lost_marker_of_a_transaction_hides_no_loss(tmp_path: Path) -> None:
@@ -217,6 +274,24 @@ def below_the_log_start(root: BrokerRoot) -> None:
     root.checkpoint(LOG_START, {"t-0": 35})
 
 
+def no_file_above_the_log_start(root: BrokerRoot) -> None:
+    """Retention has taken everything, and what it has left behind is gone."""
+    remove_all_logs(root)
+    root.checkpoint(LOG_START, {"t-0": END})
+    (root.path / "t-0" / "leader-epoch-checkpoint").write_text(f"0\n1\n0 {END}\n")
+
+
+def compacted_to_nothing(root: BrokerRoot) -> None:
+    """A compaction has left nothing of a segment, and resized its indexes."""
+    for suffix in SUFFIXES:
+        (root.path / "t-0" / name(0, suffix)).write_bytes(b"")
+    root.checkpoint(CLEANER, {"t-0": 30})
+
+
+def rolled_without_records(root: BrokerRoot) -> None:
+    write_segment(root.path / "t-0", END, [])
+
+
 def stale_cleaner_checkpoint(root: BrokerRoot) -> None:
     root.checkpoint(CLEANER, {"t-0": END + 50})
 
@@ -229,6 +304,9 @@ SOUND = (
     cleaned,
     replicated_cleaned,
     below_the_log_start,
+    no_file_above_the_log_start,
+    compacted_to_nothing,
+    rolled_without_records,
     stale_cleaner_checkpoint,
 )
 
@@ -247,10 +325,11 @@ def test_what_a_broker_takes_away_is_no_loss(
 def test_a_log_that_was_adopted_whole_and_lost_a_segment_since_is_damage(root: BrokerRoot) -> None:
     adopt(root.path, now_ms=NOW_MS)
     assert damage(root.path) == []
-    remove(root, 30, ".log")
-    assert [finding.path.name for finding in damage(root.path)] == [name(30, ".log")]
-    with pytest.raises(StorageError, match="the records of the offsets 30 to 59 are lost"):
-        records(kafkalog.open(root.path), "t")
+    for harm in (lambda: empty(root, 30), lambda: remove(root, 30, ".log")):
+        harm()
+        assert name(30, ".log") in {finding.path.name for finding in damage(root.path)}
+        with pytest.raises(StorageError, match="the records of the offsets 30 to 59 are lost"):
+            records(kafkalog.open(root.path), "t")
 
 
 # --- indexes of every release --------------------------------------------------------------------

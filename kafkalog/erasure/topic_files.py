@@ -126,8 +126,8 @@ class TopicFile:
 
 def partition_directories(engine: Engine, topic: str) -> dict[Path, int]:
     """Return the directories of a topic's partitions, and their numbers; or UnknownTopicError."""
-    present = engine.state().topic(topic).present()
-    return {engine.partition_directory(topic, number): number for number, _ in present}
+    present = engine.state().topic(topic).numbers()
+    return {engine.partition_directory(topic, number): number for number in present}
 
 
 def root_directories(engine: Engine, partitions: Iterable[Path]) -> set[Path]:
@@ -155,7 +155,7 @@ def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
         with files.scan(root) as entries:
             for entry in entries:
                 path = root / entry.name
-                if not entry.is_dir():
+                if not files.is_directory(entry):
                     found += _of_root(path, topic, targets)
                 elif path in partitions or path in deleted or not _is_others(entry.name, topic):
                     found += _below(path, partitions.get(path), deleted.get(path))
@@ -203,7 +203,7 @@ def _below(directory: Path, partition: int | None, remove_at_ms: int | None) -> 
         return
     for entry in found:
         path = directory / entry.name
-        if not entry.is_dir():
+        if not files.is_directory(entry):
             yield from _file(path, partition, remove_at_ms)
         elif entry.is_symlink():
             said = "a link to another directory, which is not scanned"

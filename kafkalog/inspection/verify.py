@@ -234,7 +234,7 @@ def _partitions(root: Path) -> Iterator[tuple[tuple[str, int], Path]]:
     with files.scan(root) as entries:
         for entry in entries:
             parsed = layout.parse_partition_directory(entry.name)
-            if parsed is not None and entry.is_dir():
+            if parsed is not None and files.is_directory(entry):
                 yield parsed, Path(entry.path)
 
 
@@ -242,7 +242,7 @@ def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
     found = {partition for partition, _ in _partitions(root)}
     if state is not None:
         for topic in state.topics.values():
-            found |= {(topic.name, number) for number, _ in topic.present()}
+            found |= {(topic.name, number) for number in topic.numbers()}
     return found
 
 
@@ -417,7 +417,7 @@ def _foreign(
     """Report what is neither Kafka's nor ours, and directories that were set aside for good."""
     removed = set() if state is None else set(_deleted_directories(state))
     with files.scan(root) as entries:
-        names = sorted((entry.name, entry.is_dir()) for entry in entries)
+        names = sorted((entry.name, files.is_directory(entry)) for entry in entries)
     for name, is_directory in names:
         plain = name.removesuffix(layout.TEMPORARY)
         if plain in _ROOT_NAMES or name.startswith(layout.OURS):

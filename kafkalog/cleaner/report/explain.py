@@ -89,7 +89,7 @@ def explain(
     plans = Plans(engine, now_ms) if plans is None else plans
     is_running = is_cleaner_running(engine.root)
     return [
-        _explained(engine, topic, partition, plans, is_running) for partition, _ in known.present()
+        _explained(engine, topic, partition, plans, is_running) for partition in known.numbers()
     ]
 
 

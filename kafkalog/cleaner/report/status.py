@@ -16,7 +16,7 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
     from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ def status(
     found: list[PartitionStatus] = []
     for name in names:
         known = state.topics[name]
-        for partition, _ in known.present():
+        for partition in known.numbers():
             try:
                 found.append(_readable(engine, plans, name, partition))
             except (OSError, KafkaLogError) as fault:
                 files.pass_on(fault)
                 if not engine.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
-                found.append(_unreadable(name, partition, known.partitions[partition], fault))
+                found.append(_unreadable(name, partition, known, fault))
     return found
 
 
@@ -130,9 +130,8 @@ def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | Non
     return last.tombstones
 
 
-def _unreadable(
-    topic: str, partition: int, state: PartitionState, fault: Exception
-) -> PartitionStatus:
+def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception) -> PartitionStatus:
+    state = known.state_or_empty(partition)
     return PartitionStatus(
         topic=topic,
         partition=partition,

@@ -92,7 +92,7 @@ def _compacted(
 ) -> Iterator[tuple[str, TopicState, int]]:
     for name, known in sorted(engine.state().topics.items()):
         if topic in (None, name) and TopicConfig.parse(known.config).is_compacted:
-            for number, _ in known.present():
+            for number in known.numbers():
                 if partition in (None, number):
                     yield name, known, number
 

@@ -86,7 +86,7 @@ def find_partitions(roots: Iterable[Path], known: Mapping[str, BrokerTopic]) -> 
     futures: list[tuple[Key, Path]] = []
     for root in roots:
         with files.scan(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if files.is_directory(entry))
         for name in names:
             key = layout.parse_partition_directory(name)
             future = layout.parse_future_directory(name)

@@ -142,7 +142,7 @@ def _partition_directories(root: Path) -> list[Path]:
         found = [
             Path(entry.path)
             for entry in entries
-            if entry.is_dir() and layout.parse_partition_directory(entry.name)
+            if files.is_directory(entry) and layout.parse_partition_directory(entry.name)
         ]
     return sorted(found)
 

@@ -333,6 +333,17 @@ def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os
     return file_system.current.scandir(directory)
 
 
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory, or a link to one; a link that leads nowhere is not.
+
+    Such a link, or one that may not be followed, costs its own entry alone.
+    """
+    found = False
+    with ignoring():
+        found = entry.is_dir()
+    return found
+
+
 def list_names(directory: str | Path) -> list[str]:
     """Return the names in a directory, in no order; raises OSError."""
     return file_system.current.listdir(directory)

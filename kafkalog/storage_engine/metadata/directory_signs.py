@@ -158,7 +158,9 @@ def _logs_below(path: Path) -> list[Path]:
     found = []
     with files.ignoring():
         with files.scan(path) as entries:
-            names = [entry.name for entry in islice(entries, _LOOKED_AT) if entry.is_dir()]
+            names = [
+                entry.name for entry in islice(entries, _LOOKED_AT) if files.is_directory(entry)
+            ]
         for name in sorted(names):
             with files.ignoring():
                 if _has_log(path / name):

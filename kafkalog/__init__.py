@@ -111,6 +111,7 @@ def copy(
     the error stay.
     """
     from kafkalog.storage_engine.copying import copy as copying
+    from kafkalog.storage_engine.fs import files
     from kafkalog.storage_engine.log.log_engine import now_of
     from kafkalog.storage_engine.place import open_engine
 
@@ -119,7 +120,8 @@ def copy(
         open_engine(destination, options=destination_options) as target,
     ):
         at_ms = now_of(now_ms)
-        return copying.copy(origin, target, topics, now_ms=at_ms, config=config, progress=progress)
+        told = files.users_call(progress)
+        return copying.copy(origin, target, topics, now_ms=at_ms, config=config, progress=told)
 
 
 def __dir__() -> list[str]:

@@ -305,7 +305,7 @@ class KafkaLog:
             partition=partition,
             include_headers=include_headers,
             budget_bytes=budget,
-            progress=progress,
+            progress=None if progress is None else files.users_call(progress),
         )
 
     def lookup(
@@ -361,7 +361,7 @@ class KafkaLog:
             force=force,
             now_ms=now_ms,
             config=self._config,
-            progress=progress,
+            progress=files.users_call(progress),
         )
 
     def status(self, *, now_ms: int | None = None) -> list[PartitionStatus]:
@@ -417,9 +417,9 @@ class KafkaLog:
             now=now,
             is_strict=strict,
             clock=_clock(now_ms),
-            wait=wait,
+            wait=None if wait is None else files.users_call(wait),
             config=self._config,
-            progress=progress,
+            progress=files.users_call(progress),
         )
 
     def occurrences(
@@ -446,7 +446,7 @@ class KafkaLog:
             ErasedKeys(keys),
             clock=_clock(now_ms),
             is_strict=strict,
-            progress=progress,
+            progress=files.users_call(progress),
         )
 
     # --- closing ---------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def _unread(read: list[TopicPartition], state: State) -> list[TopicPartition]:
     from kafkalog.datasource.offsets import TopicPartition
 
     topics = sorted({partition.topic for partition in read} & state.topics.keys())
-    present = (TopicPartition(name, n) for name in topics for n, _ in state.topics[name].present())
+    present = (TopicPartition(name, n) for name in topics for n in state.topics[name].numbers())
     return [partition for partition in present if partition not in read]
 
 

@@ -129,7 +129,7 @@ def command(
     show = record_printer(encoding, format, json=json, raw=raw)
     wanted_key = None if key is None else decoded(key, encoding, "--key")
     with open_readable(path) as log:
-        present = sorted(log.offsets(topic))
+        present = log.describe(topic).numbers()
         if partition is not None and partition not in present:
             log.snapshot(topic, partition).close()  # its error lists the partitions
         numbers = present if partition is None else [partition]

@@ -79,7 +79,7 @@ def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict
         known = state.topics.get(status.topic)
         if known is None:
             continue
-        yield partition_row(status, known.partitions[status.partition])
+        yield partition_row(status, known.state_or_empty(status.partition))
 
 
 def partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, Any]:
@@ -199,6 +199,6 @@ def _being_cleaned(log: Engine) -> Iterator[dict[str, Any]]:
     from kafkalog.cleaner.dedup.presence import is_being_cleaned
 
     for topic in log.state().topics.values():
-        for number, _ in topic.present():
+        for number in topic.numbers():
             if is_being_cleaned(log.partition_directory(topic.name, number)):
                 yield {"topic": topic.name, "partition": number}

@@ -18,6 +18,9 @@ from kafkalog.cli.terminal.output import (
     print_line,
     print_table,
 )
+from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.state import PartitionState
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log_engine import LogEngine
@@ -163,19 +166,27 @@ def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
 
 
 def _listed(log: LogEngine, topic: TopicState) -> dict[str, Any]:
-    present = [*topic.present()]
-    return {
-        **_described(topic),
-        "offsets": sum(state.high_watermark - state.log_start_offset for _, state in present),
-        "bytes": sum(log.size_of(topic.name, number) for number, _ in present),
-    }
+    described = _described(topic)
+    offsets = size = 0
+    for number in (each["partition"] for each in described["partitions"] if "error" not in each):
+        state = topic.partitions[number]
+        offsets += state.high_watermark - state.log_start_offset
+        with files.ignoring(KafkaLogError):  # a loss of files is for verify to tell
+            size += log.size_of(topic.name, number)
+    return {**described, "offsets": offsets, "bytes": size}
 
 
 def _described(topic: TopicState) -> dict[str, Any]:
     names = ("log_start_offset", "high_watermark", "last_stable_offset", "leader_epoch")
-    partitions = [
-        {"partition": number, **json_row(state, *names)} for number, state in topic.present()
-    ]
+    partitions = []
+    for number in topic.numbers():
+        try:
+            found = json_row(topic.partitions[number], *names)
+        except (KafkaLogError, OSError) as fault:
+            files.pass_on(fault)
+            found = {**dict.fromkeys(json_row(PartitionState(), *names)), "error": str(fault)}
+            note(f"{topic.name}-{number}: {fault}")
+        partitions.append({"partition": number, **found})
     return {
         "topic": topic.name,
         "id": topic.topic_id,
@@ -190,4 +201,5 @@ def _print(topic: dict[str, Any], *, json: bool) -> None:
         return
     print_line(f"{topic['topic']}  id {topic['id']}  {config_text(topic['config'])}".rstrip())
     columns = ["partition", "log start", "high watermark", "last stable", "leader epoch"]
-    print_table(columns, [list(partition.values()) for partition in topic["partitions"]])
+    rows = [[*each.values()][: len(columns)] for each in topic["partitions"]]
+    print_table(columns, [["-" if value is None else value for value in row] for row in rows])

@@ -80,7 +80,7 @@ class KafkaLogBatchReader(DataSourceReader):
         if not self.options.subscription.assigned:
             last = {each.range.partition.topic: each for each in planned if each.range.to_latest}
             for topic, each in last.items():
-                each.known = frozenset(number for number, _ in state.topic(topic).present())
+                each.known = frozenset(state.topic(topic).numbers())
         return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

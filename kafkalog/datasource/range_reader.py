@@ -319,7 +319,7 @@ def _added(
     name = partition.range.partition.topic
     if partition.known is None or (topic := store.state().topics.get(name)) is None:
         return
-    for number, _ in topic.present():
+    for number in topic.numbers():
         added = TopicPartition(name, number)
         is_later = pin is not None and pin.partition(name, topic.topic_id, number) is None
         if number in partition.known or is_later or not options.ends_at_latest(added):

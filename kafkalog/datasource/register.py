@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,6 +62,7 @@ def register(spark: SparkSession) -> None:
                 spark.dataSource.register(KafkaLogDataSource)  # which remembers the Python
                 spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
         except Exception as error:
+            files.pass_on(error)
             fault = fault or _cause(error)
         else:
             return

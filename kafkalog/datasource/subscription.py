@@ -64,7 +64,7 @@ class Subscription:
         found = [
             TopicPartition(name, partition)
             for name in self._names(state)
-            for partition, _ in state.topic(name).present()
+            for partition in state.topic(name).numbers()
         ]
         if self.assigned:
             wanted = set(self.assigned)

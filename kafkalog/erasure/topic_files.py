@@ -126,8 +126,8 @@ class TopicFile:
 
 def partition_directories(engine: Engine, topic: str) -> dict[Path, int]:
     """Return the directories of a topic's partitions, and their numbers; or UnknownTopicError."""
-    present = engine.state().topic(topic).present()
-    return {engine.partition_directory(topic, number): number for number, _ in present}
+    present = engine.state().topic(topic).numbers()
+    return {engine.partition_directory(topic, number): number for number in present}
 
 
 def root_directories(engine: Engine, partitions: Iterable[Path]) -> set[Path]:

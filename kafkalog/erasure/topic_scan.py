@@ -8,7 +8,6 @@ If writers never pause, the last rounds, with little left to read, hold off comm
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from kafkalog.erasure.file_occurrences import FileOccurrences, scan_file
 from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.fs import files, locks
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -95,8 +94,11 @@ class TopicScan:
         changed = [file for file in listed if not self._is_known(file)]
         self._of += sum(file.size - self._fixed_size(file) for file in changed)
         for file in changed:
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            try:
                 self._seen[file.path] = self._read_file(file, state)
+            except FileNotFoundError as raised:
+                files.pass_on(raised)
+                # it was removed meanwhile
         moved = [file for file in listed if file.kind in _MOVED]
         read = {(file.path, file.inode) for file in moved}
         is_stable = read == self._read and all(map(self._is_known, moved))

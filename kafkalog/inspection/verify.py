@@ -241,7 +241,7 @@ def _topic_partitions(root: Path, state: State | None) -> set[tuple[str, int]]:
     found = {partition for partition, _ in _partitions(root)}
     if state is not None:
         for topic in state.topics.values():
-            found |= {(topic.name, number) for number, _ in topic.present()}
+            found |= {(topic.name, number) for number in topic.numbers()}
     return found
 
 

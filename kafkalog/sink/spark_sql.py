@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -29,6 +30,7 @@ def fields_of(schema: StructType | str, argument: str) -> StructType:
         try:
             found = StructType.fromDDL(schema)
         except Exception as fault:  # Spark's parser has several kinds
+            files.pass_on(fault)
             reason = str(fault).strip().partition("\n")[0]
             raise InvalidInputError(f"{argument}={schema!r} is no schema: {reason}") from None
     if not isinstance(found, StructType) or not found.fields:

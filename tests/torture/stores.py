@@ -47,4 +47,4 @@ def other(address: StoreAddress, name: str) -> StoreAddress:
 
 
 def _store(address: StoreAddress) -> Any:
-    return client._opened(address, 1.0, None)
+    return client._opened(address, 1.0, None, client.UsersCredentials.of(address))

@@ -98,7 +98,7 @@ def latest_of_topic(
     from kafkalog.schema import changelog_schema
 
     schema = changelog_schema(include_headers=include_headers)
-    present = [number for number, _ in store.describe(topic).present()]
+    present = store.describe(topic).numbers()
     for number in present if partition is None else [partition]:
         with store.snapshot(topic, number, whole=True) as snapshot:
             end = snapshot.state.high_watermark

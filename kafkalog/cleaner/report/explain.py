@@ -81,7 +81,7 @@ def explain(
 ) -> list[Explanation]:
     """Explain each partition of a topic, with the plans of now; raises UnknownTopicError."""
     log = reported(engine, now_ms) if found is None else found
-    return [_explained(log, topic, partition) for partition, _ in engine.describe(topic).present()]
+    return [_explained(log, topic, partition) for partition in engine.describe(topic).numbers()]
 
 
 def explain_topics(engine: LogEngine, topic: str | None, now_ms: int) -> list[Explanation]:
@@ -95,7 +95,7 @@ def explain_reported(log: ReportedLog, topic: str | None) -> list[Explanation]:
     return [
         _explained(log, name, partition)
         for name in names
-        for partition, _ in log.state.topics[name].present()
+        for partition in log.state.topics[name].numbers()
     ]
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
     from kafkalog.cleaner.report.reported_log import ReportedLog
     from kafkalog.storage_engine.log.log_engine import LogEngine
-    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def status_of(log: ReportedLog, topic: str | None = None) -> list[PartitionStatu
     found: list[PartitionStatus] = []
     for name in names:
         known = state.topics[name]
-        for partition, _ in known.present():
+        for partition in known.numbers():
             try:
                 found.append(_readable(log, name, partition))
             except (OSError, KafkaLogError) as fault:
                 files.pass_on(fault)
                 if not log.has_topic(name, known.topic_id):
                     break  # deleted meanwhile
-                found.append(_unreadable(name, partition, known.partitions[partition], fault))
+                found.append(_unreadable(name, partition, known, fault))
     return found
 
 
@@ -133,9 +133,8 @@ def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | Non
     return last.tombstones
 
 
-def _unreadable(
-    topic: str, partition: int, state: PartitionState, fault: Exception
-) -> PartitionStatus:
+def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception) -> PartitionStatus:
+    state = known.state_or_empty(partition)
     return PartitionStatus(
         topic=topic,
         partition=partition,

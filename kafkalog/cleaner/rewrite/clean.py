@@ -218,6 +218,7 @@ class _SecondPass:
             try:
                 self.publisher.swap_finished()
             except Exception as fault:  # the first one is the reason
+                files.pass_on(fault)
                 _log.warning("%s: not swapped in: %s", self.log.directory, fault)
             raise
         else:

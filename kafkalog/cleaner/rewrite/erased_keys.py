@@ -21,6 +21,7 @@ from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.dedup.offset_map import OffsetMap, Uint64s
 from kafkalog.cleaner.key_index.key_lookup import key_bytes
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs.files import users_items
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +47,9 @@ class ErasedKeys:
         """Take keys; text is UTF-8. Raises InvalidInputError for no keys, or for an invalid one."""
         if isinstance(keys, bytes | bytearray | memoryview | str):
             raise InvalidInputError("keys: expected several of them, such as [key], found one")
-        self.keys: Sequence[bytes] = tuple(dict.fromkeys(key_bytes(key) for key in keys))
+        self.keys: Sequence[bytes] = tuple(
+            dict.fromkeys(key_bytes(key) for key in users_items(keys))
+        )
         if not self.keys:
             raise InvalidInputError("no key is given: there is nothing to erase")
         mentioned = [key for key in self.keys if len(key) >= _MENTION_MIN]

@@ -240,7 +240,7 @@ def sweep(engine: LogEngine, *, now_ms: int) -> int:
     count = _sweep_root(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
-        for partition, _ in topic.present():
+        for partition in topic.numbers():
             directory = engine.partition_directory(name, partition)
             with files.ignoring():
                 count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)

@@ -16,6 +16,7 @@ from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.reading.pins import LivePins
@@ -72,6 +73,7 @@ def choose(
         try:
             log, _ = plans.of(name, number)
         except Exception as fault:  # without a plan the cleaning would fail too (C38)
+            files.pass_on(fault)
             if engine.has_topic(name, known.topic_id):
                 _log.debug("%s-%d cannot be planned: %s", name, number, fault)
                 ratios.append((1.0, name, number))  # sorted last; its cleaning reports the reason
@@ -90,7 +92,7 @@ def _compacted(
 ) -> Iterator[tuple[str, TopicState, int]]:
     for name, known in sorted(engine.state().topics.items()):
         if topic in (None, name) and TopicConfig.parse(known.config).is_compacted:
-            for number, _ in known.present():
+            for number in known.numbers():
                 if partition in (None, number):
                     yield name, known, number
 

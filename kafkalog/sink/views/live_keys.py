@@ -28,7 +28,7 @@ def has_live_keys(
     A record that a cleaning removed has a later one, perhaps at or above its end. That one does not
     count: a table that has reached `ends` gets it later. Raises CorruptBatchError and StorageError.
     """
-    for number, _ in log.describe(topic).present():
+    for number in log.describe(topic).numbers():
         end = ends.get(str(number), 0)
         with log.snapshot(topic, number, whole=True) as snapshot:
             state = snapshot.state

@@ -12,18 +12,24 @@ import errno
 import functools
 import os
 import resource
+import signal
 import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import BinaryIO, Final, TypeAlias
+from typing import BinaryIO, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system
 
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+_END: Final = object()
+_OF_USER: Final = "is_of_kafkalogs_user"
+"""An attribute of errors that the user's code raised."""
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -65,14 +71,73 @@ def reading_faults(place: Path) -> Iterator[None]:
 
 
 def pass_on(fault: BaseException) -> None:
-    """Raise an OSError again that the system did not raise; call it wherever one is caught.
+    """Raise an error again that is the user's; call it wherever others are caught.
 
-    A user's signal handler may raise one (TimeoutError is an OSError) while a call of ours waits.
-    It has no errno, and is for the user. Only the main thread runs such handlers.
+    It is one of the user's code that we call (`users`), or of a signal handler of theirs, which
+    runs in the main thread while a call of ours waits. There an OSError without an errno is not the
+    system's either: TimeoutError is one.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and isinstance(fault, OSError) and not is_systems(fault):
+    if is_users(fault) or (is_main and isinstance(fault, OSError) and not is_systems(fault)):
         raise fault
+
+
+def is_users(fault: BaseException) -> bool:
+    """Return whether the user's code, called in `users` or as a signal handler, raised an error."""
+    return getattr(fault, _OF_USER, False) or _is_of_handler(fault)
+
+
+@contextlib.contextmanager
+def users() -> Iterator[None]:
+    """Call the user's code within the block: its errors pass through, as `pass_on` says."""
+    try:
+        yield
+    except Exception as fault:
+        with contextlib.suppress(AttributeError):  # a class with slots
+            setattr(fault, _OF_USER, True)
+        raise
+
+
+def users_items(items: Iterable[_T]) -> Iterator[_T]:
+    """Yield the items of a user's iterable; its errors pass through."""
+    with users():
+        following = iter(items)
+    while True:
+        with users():
+            item = next(following, _END)
+        if item is _END:
+            return
+        yield cast("_T", item)
+
+
+def users_call(call: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Return a user's callback whose errors pass through."""
+
+    @functools.wraps(call)
+    def called(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        with users():
+            return call(*arguments, **named)
+
+    return called
+
+
+def _is_of_handler(fault: BaseException) -> bool:
+    """Return whether a signal handler in Python raised an error."""
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    traceback = fault.__traceback__
+    while traceback is not None and codes:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code(handler: object) -> object:
+    """Return the code of a handler: of a function, a method, a partial, or an object's call."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    found = getattr(handler, "__code__", None)
+    return found or getattr(vars(type(handler)).get("__call__"), "__code__", None)
 
 
 def is_systems(fault: BaseException) -> bool:
@@ -269,12 +334,14 @@ def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
-    """Return whether an entry of `scan` is a directory or leads to one; a looping link does not."""
-    try:
-        return entry.is_dir()
-    except OSError as fault:
-        pass_on(fault)
-        return False
+    """Return whether an entry is a directory, or a link to one; a link that leads nowhere is not.
+
+    Such a link, or one that may not be followed, costs its own entry alone.
+    """
+    found = False
+    with ignoring():
+        found = entry.is_dir()
+    return found
 
 
 def list_names(directory: str | Path) -> list[str]:

@@ -234,7 +234,7 @@ class LogEngine(LogStore):
         ms = whole_number("ms", ms)
         return {
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
-            for partition, _ in self.describe(topic).present()
+            for partition in self.describe(topic).numbers()
         }
 
 

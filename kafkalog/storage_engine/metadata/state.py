@@ -18,9 +18,10 @@ from operator import lt
 from types import MappingProxyType
 from typing import Any
 
-from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -130,6 +131,17 @@ class TopicState:
         for number, state in enumerate(self.partitions):
             if number not in self.absent:
                 yield number, state
+
+    def numbers(self) -> list[int]:
+        """Return the partitions in this log, ascending; none of a broker's is loaded for it."""
+        return [n for n in range(len(self.partitions)) if n not in self.absent]
+
+    def state_or_empty(self, number: int) -> PartitionState:
+        """Return a partition's state; an empty one if it is a broker's that cannot be loaded."""
+        found = PartitionState()
+        with files.ignoring(KafkaLogError):
+            found = self.partitions[number]
+        return found
 
     def is_here(self, number: object) -> bool:
         """Return whether the topic has a partition in this log."""

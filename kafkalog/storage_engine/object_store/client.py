@@ -15,9 +15,11 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import functools
 import importlib
+import inspect
 import itertools
 import os
 import random
@@ -28,9 +30,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs.files import is_users, users
 from kafkalog.storage_engine.object_store.address import CREDENTIALS, StoreAddress
 from kafkalog.storage_engine.object_store.failure import (
     ObjectMissingError,
@@ -112,6 +115,7 @@ class ObjectClient:
         self._errors = (obstore.exceptions.BaseError, OSError, ValueError)
         self._patience_s = patience_s
         self._timeout_s = timeout_s
+        self._credentials = UsersCredentials.of(address)
         self._stores: dict[tuple[float, float | None], Any] = {}
         self._store = self._waiting(0, patience_s)
         self._once = self._waiting(0, None)
@@ -401,7 +405,7 @@ class ObjectClient:
             silence_s *= 2
         wanted = silence_s, patience_s
         if wanted not in self._stores:
-            self._stores[wanted] = _opened(self.address, silence_s, patience_s)
+            self._stores[wanted] = _opened(self.address, silence_s, patience_s, self._credentials)
         return self._stores[wanted]
 
     def _read(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
@@ -417,7 +421,9 @@ class ObjectClient:
                     self.throttle.raise_a_little()
                     return found
                 except self._errors as fault:
-                    if isinstance(self._described(kind, name, fault), OverloadedError):
+                    if not is_users(fault) and isinstance(
+                        self._described(kind, name, fault), OverloadedError
+                    ):
                         self.throttle.halve(turn)
                     raise
 
@@ -459,7 +465,11 @@ class ObjectClient:
         try:
             return act()
         except self._errors as fault:
+            # obstore's own OSErrors have no errno.
+            if is_users(fault):
+                raise
             error = fault
+        self._credentials.pass_on()
         raise self._described(kind, name, error)  # outside of the handler: without context
 
     def _described(self, kind: str, name: str, fault: Exception) -> StorageError:
@@ -514,7 +524,12 @@ _memory_stores: dict[str, Any] = {}
 """The stores in memory of this process, by name."""
 
 
-def _opened(address: StoreAddress, silence_s: float, patience_s: float | None) -> Any:
+def _opened(
+    address: StoreAddress,
+    silence_s: float,
+    patience_s: float | None,
+    credentials: UsersCredentials,
+) -> Any:
     """Return obstore's store for an address; without patience it repeats no request.
 
     `silence_s` is what the store may take until an answer begins, and between two pieces of it.
@@ -538,7 +553,7 @@ def _opened(address: StoreAddress, silence_s: float, patience_s: float | None) -
         },
     }
     if address.credentials is not None:
-        common["credential_provider"] = _provider(address.credentials)
+        common["credential_provider"] = credentials
     if address.endpoint is not None:
         common["endpoint"] = address.endpoint
     if address.region is not None:
@@ -556,6 +571,50 @@ def _environment_allows_http(scheme: str) -> bool:
     """Return what obstore finds in the environment by itself, unless it gets other options."""
     name = {"s3": "AWS_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}.get(scheme, "")
     return os.environ.get(name, "").lower() == "true"
+
+
+class UsersCredentials:
+    """The user's provider of credentials, which obstore calls; its last error is the user's.
+
+    obstore turns that error into text of its own, so it is kept here until the request fails.
+    """
+
+    def __init__(self, provider: Any) -> None:
+        self._provider = provider
+        self._fault: Exception | None = None
+
+    @classmethod
+    def of(cls, address: StoreAddress) -> Self:
+        """Return the provider that an address names; raises InvalidInputError if it is not here."""
+        return cls(None if address.credentials is None else _provider(address.credentials))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)  # obstore's own providers have configs
+
+    def __call__(self) -> Any:
+        """Return what the provider returns; raises what it raises."""
+        with self._kept():
+            found = self._provider()
+        return self._awaited(found) if inspect.isawaitable(found) else found
+
+    async def _awaited(self, found: Any) -> Any:
+        with self._kept():
+            return await found
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            with users():
+                yield
+        except Exception as fault:
+            self._fault = fault
+            raise
+
+    def pass_on(self) -> None:
+        """Raise the provider's error, if a request has failed because of one."""
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
 
 
 def _provider(named: str) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs.files import users_items
 from kafkalog.storage_engine.records.record_fields import (
     names_of,
     shown,
@@ -44,7 +45,7 @@ def record_batches(records: Any) -> list[pa.RecordBatch]:
         )
     rows = [
         record if type(record) is tuple else _as_tuple(place, record)
-        for place, record in enumerate(records)
+        for place, record in enumerate(users_items(records))
     ]
     return [_of_tuples(rows)]
 

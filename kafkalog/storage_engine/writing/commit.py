@@ -161,15 +161,14 @@ def staged_paths(root: Path, state: State, matches: Callable[[str], bool]) -> li
     directories = [root] + [
         root / layout.partition_directory(topic.name, number)
         for topic in state.topics.values()
-        for number, _ in topic.present()
+        for number in topic.numbers()
     ]
     suffixes = (layout.STAGED, layout.STAGED_INDEX, layout.STAGED_TIME_INDEX)
     found: list[Path] = []
     for directory in directories:
-        try:
+        names: list[str] = []
+        with files.ignoring():  # who could not list it has staged nothing there
             names = files.list_names(directory)
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # who could not list it has staged nothing there
         found.extend(
             directory / name
             for name in names

@@ -129,6 +129,7 @@ def apply_retention(
             except LockedByBrokerError:
                 raise
             except Exception as fault:  # whatever it is, continue with the other partitions
+                files.pass_on(fault)
                 if not store.has_topic(name, known.topic_id):
                     break  # it was deleted meanwhile
                 _logger.warning("%s-%d: retention failed: %s", name, partition, fault)

@@ -30,6 +30,7 @@ from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
+from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -197,6 +198,7 @@ class DeltaUpsert(Upsert):
         except KafkaLogError:
             raise
         except Exception as fault:
+            files.pass_on(fault)
             if not any(word in _reason(fault) for word in _CONFLICTS):
                 self._refuse_if_unwritten(spark, batch, known, fault)
             return False
@@ -261,6 +263,7 @@ class DeltaUpsert(Upsert):
         try:
             return last_commit(spark, self._in_sql)
         except Exception as fault:
+            files.pass_on(fault)
             reason = _reason(fault)
             if any(word in reason for word in _MISSING):
                 return None
@@ -281,6 +284,7 @@ class DeltaUpsert(Upsert):
         try:
             return SparkSession.active()
         except Exception as fault:
+            files.pass_on(fault)
             raise InvalidInputError(
                 f"{self.where}: Spark reads its position; start a Spark session first"
             ) from fault

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tests.torture.twin_draws import Drawn
+from tests.builders.segment_files import name
+from tests.torture.twin_ages import true_time
+from tests.torture.twin_draws import Drawn, held_by, sizes_of
+from tests.torture.twin_files import are_sound, gaps, has_wrong_index, rising_end, sound_end
 from tests.torture.twin_views import Difference
 
 __all__ = ["ENDS", "RULES", "rule_of"]
@@ -61,17 +64,26 @@ def _lie_below_the_start(found: Difference, drawn: Drawn) -> bool:
         not drawn.is_clean
         and found.what == "producers"
         and all(
-            _is_same_producer(entry, found.ours.get(number))
+            _is_same_producer(entry, found.ours.get(number), drawn.log_start)
             for number, entry in found.theirs.items()
         )
     )
 
 
-def _is_same_producer(other: Sequence[int], mine: Sequence[int] | None) -> bool:
-    """Return whether two entries are one, but for the coordinator's epoch of an earlier marker."""
+def _is_same_producer(
+    other: Sequence[int], mine: Sequence[int] | None, log_start: int = -1
+) -> bool:
+    """Return whether two entries are one, but for the coordinator's epoch of an earlier marker.
+
+    A transaction may have begun in a segment below the log start.
+    """
     if mine is None:
         return False
+    if -1 < mine[4] < min(other[4], log_start):
+        mine = [*mine[:4], other[4]]
     is_same = [*other[:3], other[4]] == [*mine[:3], mine[4]]
+    if other[1] == -1:  # nothing but a marker of it was found
+        is_same = [other[0], *other[2:]] == [mine[0], *mine[2:]]
     return is_same and (other[3] == mine[3] or -1 in (other[3], mine[3]))
 
 
@@ -81,9 +93,115 @@ def _offset_is_wrong(found: Difference, drawn: Drawn) -> bool:
     return found.what == "load" and is_flipped and "Split operation" in found.theirs
 
 
-def _time_index_is_a_hint(found: Difference, drawn: Drawn) -> bool:
-    is_wrong = any(".timeindex" in act for act in drawn.spoiled)
-    return found.stage == "retention" and is_wrong
+def _time_index_is_a_hint(found: Difference, _: Drawn) -> bool:
+    """Kafka deletes by the last entries of the time indexes, and we by the batches."""
+    told = found.retention
+    if told is None or not told.is_explained:
+        return False
+    theirs, ours = told.start(lambda age: age.believed), told.start(true_time)
+    return (found.theirs, found.ours) == (theirs, ours)
+
+
+def _roll_is_refused(found: Difference, drawn: Drawn) -> bool:
+    """The last segment has less than a batch, so the next one would have its base offset."""
+    told = found.retention
+    if told is None or "Trying to roll a new log segment" not in str(found.theirs):
+        return False
+    last = told.ages[-1]
+    data = (drawn.directory / name(last.base, ".log")).read_bytes()
+    return bool(data) and not [*sizes_of(data)] and found.ours == told.end == last.base
+
+
+def _index_stops_a_round(found: Difference, _: Drawn) -> bool:
+    """Kafka's cleaner begins to read where an offset index says, also if no batch begins there."""
+    if found.what != "round" or "CorruptRecordException" not in found.theirs:
+        return False
+    assert found.directory is not None
+    logs = sorted(found.directory.glob("*.log"))
+    return found.ours.isdigit() and are_sound(logs) and has_wrong_index(logs)
+
+
+def _damaged_end_is_cut(found: Difference, drawn: Drawn) -> bool:
+    """After a clean shutdown Kafka compares no checksums."""
+    if not (found.what == "end" and found.stage in _AS_FOUND and drawn.is_clean):
+        return False
+    return bool(found.ours < found.theirs and found.ours == sound_end(drawn.logs()[-1]))
+
+
+def _first_snapshot_is_at_the_start(found: Difference, drawn: Drawn) -> bool:
+    """A broker that is killed may have deleted what is below its first snapshot."""
+    first = drawn.bases()[0]
+    has_snapshot = (drawn.directory / name(first, ".snapshot")).exists()
+    if found.what != "producers" or drawn.is_clean or not drawn.log_start < first:
+        return False
+    return has_snapshot and found.ours.items() <= found.theirs.items()
+
+
+def _wrong_offset_is_the_end(found: Difference, drawn: Drawn) -> bool:
+    """No checksum covers a base offset, and Kafka takes any that its indexes can hold."""
+    if found.what not in ("end", "a loss") or drawn.is_clean or found.stage not in _AS_FOUND:
+        return False
+    if held_by(drawn.logs()) <= drawn.held:
+        return False
+    bases = drawn.bases()
+    first = max((n for n, base in enumerate(bases) if base <= drawn.recovery_point), default=0)
+    ends = rising_end(drawn.logs()[first:])
+    return ends == (found.ours if found.lost is None else found.lost.start)
+
+
+def _wrong_offset_stops_a_round(found: Difference, drawn: Drawn) -> bool:
+    is_wrong = not held_by(drawn.logs()) <= drawn.held
+    return found.what == "round" and is_wrong and "LogCleaningAborted" in found.theirs
+
+
+def _end_of_a_loss_is_behind(found: Difference, drawn: Drawn) -> bool:
+    """Kafka's log ends below the last batches, or begins anew, because an index says so."""
+    if found.what != "records beside losses" or not drawn.is_clean:
+        return False
+    is_prefix = found.theirs == found.ours[: len(found.theirs)]
+    return bool(is_prefix and has_wrong_index(drawn.logs()))
+
+
+def _stable_is_a_batch(found: Difference, _: Drawn) -> bool:
+    """Kafka looks up the batch of the first open transaction, and takes that one's base offset."""
+    if found.what != "stable" or found.directory is None:
+        return False
+    batches = held_by(found.directory.glob("*.log"))
+    reached = [first for first, last in batches if last >= found.ours]
+    return bool(found.theirs == min(reached, default=None))
+
+
+def _damage_is_a_loss(found: Difference, drawn: Drawn) -> bool:
+    """The records behind damage in a segment, up to the next one, are out of reach."""
+    if found.what != "a loss" or found.lost is None:
+        return False
+    ends = {sound_end(path) for path in drawn.logs() if not are_sound([path])}
+    return found.lost.start in ends and found.lost.end in (*drawn.bases(), drawn.recovery_point)
+
+
+def _hole_is_a_loss(found: Difference, drawn: Drawn) -> bool:
+    """Only edges of segments have gaps, so nothing shows a compaction."""
+    if found.what != "a loss" or found.lost is None or found.theirs != "nothing gone, still []":
+        return False
+    place = (found.lost.start, found.lost.end)
+    if place == (drawn.log_start, drawn.bases()[0]):
+        return any(act.startswith("lose_segment") for act in drawn.spoiled)
+    begin = max(drawn.first_dirty, drawn.log_start)
+    holes = gaps(drawn.logs(), begin)
+    is_edge = all(int(path.stem) == end for path, _, end in holes)
+    return is_edge and any(place == hole[1:] for hole in holes)
+
+
+def _marker_is_gone(found: Difference, drawn: Drawn) -> bool:
+    """A segment or an index is spoiled, and what is left of a transaction contradicts its index."""
+    if found.what != "committed" or "in the .txnindex files" not in str(found.ours):
+        return False
+    is_spoiled = any(".txnindex" in act for act in drawn.spoiled)
+    return is_spoiled or bool(drawn.held - held_by(drawn.logs()))
+
+
+def _loss_is_told(found: Difference, _: Drawn) -> bool:
+    return found.what == "a loss" and found.theirs == ""
 
 
 def _damage_is_raised(found: Difference, drawn: Drawn) -> bool:
@@ -154,6 +272,30 @@ _LOADS: Final = (
     "Kafka does not load a log with bytes of no batch behind its end after a clean shutdown, or "
     "with a base offset that is far off."
 )
+_LOADS_SOUND: Final = "kafkalog loads the sound part, and names the rest."
+_LOSSES: Final = (
+    "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
+    "without a word."
+)
+_HOLES: Final = (
+    "A gap between two segments, or before the first, counts as lost, unless the cleaner's "
+    "checkpoint or a gap within a segment shows a compaction."
+)
+_STABLE: Final = (
+    "The last stable offset is that of the first open transaction, or the log start above it. "
+    "Kafka may take the base offset of the batch there."
+)
+_FIRST: Final = (
+    "If a broker was killed after it had deleted segments, kafkalog forgets the producers of whom "
+    "only the snapshot at the first segment tells."
+)
+_OFFSETS: Final = (
+    "A log that is recovered ends before a batch whose offset lies below those before it, or in "
+    "the next segment. Kafka may read on, empty the segment, or stop its cleaner there."
+)
+_ROLL: Final = (
+    "Retention removes the last segment even if its file is less than a batch. Kafka's fails then."
+)
 _PRODUCERS: Final = (
     "Kafka forgets producers and open transactions in three cases, and kafkalog does not: if an "
     "offset index is missing after a clean shutdown, if their batches lie below the log start, "
@@ -180,6 +322,18 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "lost leader epochs": (_EPOCHS, _epochs_are_lost),
     "a damaged tail is no refusal": (_LOADS, _damage_is_no_refusal),
     "a wrong base offset": (_LOADS, _offset_is_wrong),
+    "the first snapshot is at the start": (_FIRST, _first_snapshot_is_at_the_start),
+    "a wrong base offset is the end": (_OFFSETS, _wrong_offset_is_the_end),
+    "a wrong base offset stops no round": (_OFFSETS, _wrong_offset_stops_a_round),
+    "the end of a loss is behind a wrong index": (_FILES, _end_of_a_loss_is_behind),
+    "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
+    "a loss is told": (_LOSSES, _loss_is_told),
+    "damage is a loss": (_LOSSES, _damage_is_a_loss),
+    "a marker is gone": (_DAMAGE, _marker_is_gone),
+    "a hole is a loss": (_HOLES, _hole_is_a_loss),
+    "a last stable offset of a batch": (_STABLE, _stable_is_a_batch),
+    "a roll is refused": (_ROLL, _roll_is_refused),
+    "a wrong offset index stops no round": (_FILES, _index_stops_a_round),
     "damage within a log is raised": (_DAMAGE, _damage_is_raised),
     "a damaged log is not cleaned": (_CLEANS, _damage_is_not_cleaned),
     "old tombstones have a horizon": (_TOMBSTONES, _old_tombstones_stay),
@@ -194,6 +348,14 @@ ENDS: Final = (
     "a damaged log is not cleaned",
     "a producer's batches lie below the log start",
     "old tombstones have a horizon",
+    "a damaged end is cut",
+    "a time index is a hint",
+    "a marker is gone",
+    "the first snapshot is at the start",
+    "a wrong base offset is the end",
+    "a wrong base offset stops no round",
+    "a roll is refused",
+    "a wrong offset index stops no round",
 )
 """Rules after which the two cannot clean, delete and stop with the same result."""
 

@@ -169,6 +169,9 @@ class _Loading:
         is_recovered = bool(self.recovered)
         if not is_checked and self.segments:
             self._look_at_tail()
+            if self.active_base in self.recovered:
+                # Its indexes will be rebuilt, and that needs batches whose checksums are right.
+                self._check_from(len(self.segments) - 1, found)
         if self.segments and self.end_offset < self.log_start:
             self._begin_anew()
         elif not is_checked:
@@ -213,8 +216,6 @@ class _Loading:
         if end is None or segment is self.segments[-1]:
             self.end_offset = min(wanted, following)
         if end is None and position < segment.size:
-            fault = CorruptBatchError(segment.log, position, "a record batch", "none")
-            self._report(segment, fault, later=0)
             self.recovered.add(segment.base_offset)
 
     def _check_from(self, first: int, found: dict[int, list[AbortedTransaction]]) -> None:

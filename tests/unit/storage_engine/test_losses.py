@@ -67,8 +67,13 @@ def forget_root(root: BrokerRoot) -> None:
             path.unlink()
 
 
+def cut(root: BrokerRoot, base: int, change: Callable[[bytes], bytes]) -> None:
+    path = root.path / "t-0" / name(base, ".log")
+    path.write_bytes(change(path.read_bytes()))
+
+
 def empty(root: BrokerRoot, base: int) -> None:
-    (root.path / "t-0" / name(base, ".log")).write_bytes(b"")
+    cut(root, base, lambda data: b"")
 
 
 LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
@@ -84,6 +89,11 @@ LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
     "the bytes of the last .log": (lambda root: empty(root, 90), (90, 100)),
     "the last .log": (lambda root: remove(root, 90, ".log"), (90, 100)),
     "the last segment": (lambda root: remove(root, 90), (90, 100)),
+    "the last batch of a .log": (
+        lambda root: cut(root, 0, lambda data: data[: -len(data) // 3]),
+        (20, 30),
+    ),
+    "the end of a .log": (lambda root: cut(root, 60, lambda data: data[:-5]), (80, 90)),
 }
 
 
@@ -181,6 +191,13 @@ def test_an_index_alone_shows_that_no_power_cut_took_its_segment(
         adopt(root.path, now_ms=NOW_MS)
 
 
+@pytest.mark.parametrize("keep, told", [(-5, "from byte 628 on"), (1, "from byte 0 on")])
+def test_a_loss_within_a_file_names_the_byte(root: BrokerRoot, keep: int, told: str) -> None:
+    cut(root, 60, lambda data: data[:keep])
+    with pytest.raises(StorageError, match=f"expected batches up to offset 89, found none {told}"):
+        records(kafkalog.open(root.path), "t")
+
+
 def test_a_lost_marker_of_a_transaction_hides_no_loss(tmp_path: Path) -> None:
     root = BrokerRoot(tmp_path / "log")
     directory = root.partition("t-0", (0,), 10)
@@ -269,6 +286,27 @@ def replicated_cleaned(root: BrokerRoot) -> None:
     write_segment(root.path / "t-0", 60, [batch(60, 3), batch(70, 20)])
 
 
+def died_after_its_first_swap(root: BrokerRoot) -> None:
+    """The cleaner took all of the first segment, and died before it wrote its checkpoint."""
+    write_segment(root.path / "t-0", 0, [])
+
+
+def stopped_within_a_round(root: BrokerRoot) -> None:
+    write_segment(root.path / "t-0", 0, [batch(0, 20)])
+    write_segment(root.path / "t-0", 30, [])
+
+
+def lost_the_cleaners_checkpoint(root: BrokerRoot) -> None:
+    """Only the first batches of a segment, and the last ones of another, were of older values."""
+    write_segment(root.path / "t-0", 0, [batch(0, 20)])
+    write_segment(root.path / "t-0", 30, [batch(40, 20)])
+
+
+def replicated_from_its_first_gap(root: BrokerRoot) -> None:
+    """A follower began anew where the leader has a gap."""
+    write_segment(root.path / "t-0", 0, [batch(7, 13)])
+
+
 def below_the_log_start(root: BrokerRoot) -> None:
     remove(root, 0, ".log")
     root.checkpoint(LOG_START, {"t-0": 35})
@@ -303,6 +341,10 @@ SOUND = (
     tiered,
     cleaned,
     replicated_cleaned,
+    died_after_its_first_swap,
+    stopped_within_a_round,
+    lost_the_cleaners_checkpoint,
+    replicated_from_its_first_gap,
     below_the_log_start,
     no_file_above_the_log_start,
     compacted_to_nothing,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["CASES", "Case", "end_state"]
+__all__ = ["CASES", "REFUSED_BESIDE", "Case", "end_state"]
 
 Rows = Sequence[tuple[str, str | None]]
 
@@ -43,3 +43,10 @@ CASES = [
         [("a", "v2"), ("b", "v3"), ("c", None), ("d", "v1")],
     ),
 ]
+REFUSED_BESIDE: dict[str, Rows] = {
+    "a swap": [("a", "2"), ("b", "1"), ("b", "x")],
+    "a swap, the bad record first": [("b", "1"), ("b", "x"), ("a", "2")],
+    "a chain": [("c", "4"), ("b", "3"), ("b", "x"), ("a", "2"), ("c", "x")],
+    "a circle of three": [("a", "2"), ("b", "3"), ("c", "1"), ("c", "x"), ("b", "x")],
+}
+"""Records of which those with the value `x` are refused; the rows before are a=1, b=2, c=3."""

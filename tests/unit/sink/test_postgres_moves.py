@@ -12,7 +12,7 @@ from pyspark.sql.types import IntegerType, StringType
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import PostgresUpsert
 from tests.postgres_server import query
-from tests.unit.sink.moves import CASES, Case, end_state
+from tests.unit.sink.moves import CASES, REFUSED_BESIDE, Case, end_state
 from tests.unit.sink.postgres_rows import Apply, apply_small, batch, driver_batch, table
 from tests.unit.sink.test_postgres_bad_records import Skipping, offsets
 
@@ -156,6 +156,21 @@ def test_nulls_that_an_index_compares_move_too(postgres: str) -> None:
         rows = [(f"k{n}", "1", place) for n, place in enumerate(places)]
         assert apply_small(upsert, batch(number), driver_batch(rows, shape), shape=shape)
         assert table(postgres, "*") == rows
+
+
+@pytest.mark.parametrize("rows", REFUSED_BESIDE.values(), ids=REFUSED_BESIDE)
+def test_a_record_that_is_refused_keeps_no_good_one_out(postgres: str, rows: Rows) -> None:
+    query(
+        postgres,
+        "CREATE TABLE stock (key text PRIMARY KEY, value text UNIQUE CHECK (value <> 'x'))",
+    )
+    before = [("a", "1"), ("b", "2"), ("c", "3")]
+    upsert = Skipping(postgres)
+    assert apply_small(upsert, batch(0), driver_batch(before))
+    assert apply_small(upsert, batch(1), driver_batch(rows))
+    assert set(offsets(upsert)) == {n for n, (_, value) in enumerate(rows) if value == "x"}
+    good = [row for row in rows if row[1] != "x"]
+    assert dict(table(postgres)) == end_state(Case("", before, good))
 
 
 values = st.sampled_from([None, *"uvwx"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
-from tests.unit.sink.moves import CASES, Case, end_state
+from tests.unit.sink.moves import CASES, REFUSED_BESIDE, Case, end_state
 from tests.unit.sink.sqlite_rows import batch, driver_batch, query
 from tests.unit.sink.test_sqlite_bad_records import KINDS, NAMES, Skipping, in_order, rows_of
 
@@ -113,6 +113,23 @@ def test_the_fewest_records_are_left_out_and_each_is_named(
     kept = [row for n, row in enumerate(rows) if n not in bad]
     expected = end_state(Case("", before, kept))
     assert dict(query(database, "SELECT * FROM stock")) == expected
+
+
+@pytest.mark.parametrize("rows", REFUSED_BESIDE.values(), ids=REFUSED_BESIDE)
+def test_a_record_that_is_refused_keeps_no_good_one_out(database: Path, rows: Rows) -> None:
+    """Earlier records of the refused one's key count, so that the end state is valid."""
+    query(
+        database,
+        "CREATE TABLE stock (key TEXT PRIMARY KEY, value TEXT UNIQUE CHECK (value <> 'x'))",
+    )
+    before = [("a", "1"), ("b", "2"), ("c", "3")]
+    apply(database, 0, before)
+    upsert = Skipping(database)
+    assert upsert.take_rows(batch(1), *in_order(*rows))
+    left_out = {each.offset for each in upsert.left_out[-1]}
+    assert left_out == {n for n, (_, value) in enumerate(rows) if value == "x"}
+    good = [row for row in rows if row[1] != "x"]
+    assert dict(query(database, "SELECT * FROM stock")) == end_state(Case("", before, good))
 
 
 values = st.sampled_from([None, *"uvwx"])

@@ -39,6 +39,8 @@ _UNKEPT = (
 )
 _SKIPPED = "a trigger skips the row, so that the table keeps an earlier one of its key"
 _STILL_THERE = "a trigger keeps its row, so that the table still has one of its key"
+_OF_OTHERS = {"23503", "23505", "23P01"}
+"""Violations of a foreign key, of a unique index, and of an exclusion constraint."""
 _WORK_MEM = "64MB"
 """The least memory for sorting a micro-batch's rows."""
 
@@ -55,6 +57,15 @@ class _Step(NamedTuple):
     """The query for the number of rows that the statement stores."""
     others: Composed | None = None
     """The query that finds rows of which the table has other values. A trigger may skip them."""
+
+
+class _Fault(NamedTuple):
+    """A row that the table refuses in a step."""
+
+    number: int
+    reason: str
+    is_of_others: bool
+    """Whether another row may be the cause, which is refused itself."""
 
 
 class UnkeptRowsError(Exception):
@@ -489,20 +500,23 @@ class Merge:
         if is_replacing:
             self._check_others(connection)
         steps = self._steps(connection)
-        refused = [(steps[0], *found) for found in self._search(connection, steps[0], 1, count)]
+        refused = [(steps[0], found) for found in self._search(connection, steps[0], 1, count)]
         self._arrange(connection)
         count = int(one(connection, f"SELECT coalesce(max({_NUMBER}), 0) FROM {_NUMBERED}"))
-        refused += [(steps[1], *found) for found in self._search(connection, steps[1], 1, count)]
-        refused = self._refused_still(connection, refused)
-        for _, number, reason in refused:
-            yield self._misfit(connection, number, reason)
-        for versions in self._earlier(connection, [number for _, number, _ in refused], count):
+        refused += [(steps[1], found) for found in self._search(connection, steps[1], 1, count)]
+        faults = self._refused_still(connection, refused)
+        # Without these, and with earlier records of their keys, others may be fine.
+        own = [fault for fault in faults if not fault.is_of_others]
+        for fault in own or faults:
+            yield self._misfit(connection, fault.number, fault.reason)
+        numbers = [fault.number for fault in own or faults]
+        for versions in self._earlier(connection, numbers, count):
             for version in newest_first(versions):
                 at = version.number
                 faults = [f for s in steps for f in self._search(connection, s, at, at)]
-                if not faults:
+                if not faults or (own and faults[0].is_of_others):
                     break
-                yield self._misfit(connection, at, faults[0][1])
+                yield self._misfit(connection, at, faults[0].reason)
 
     def _steps(self, connection: Connection) -> tuple[_Step, _Step]:
         """Return the deletion and the upsert of numbered rows."""
@@ -519,18 +533,18 @@ class Merge:
         return _Step(delete, still, _STILL_THERE), stored
 
     def _refused_still(
-        self, connection: Connection, refused: list[tuple[_Step, int, str]]
-    ) -> list[tuple[_Step, int, str]]:
+        self, connection: Connection, refused: list[tuple[_Step, _Fault]]
+    ) -> list[_Fault]:
         """Try refused rows again, since they may refer to rows that came later."""
         known = -1
         while known != len(refused):
             known = len(refused)
             refused = [
-                (step, number, reason)
-                for step, number, _ in refused
-                for _, reason in self._search(connection, step, number, number)
+                (step, again)
+                for step, fault in refused
+                for again in self._search(connection, step, fault.number, fault.number)
             ]
-        return refused
+        return [fault for _, fault in refused]
 
     def _earlier(
         self, connection: Connection, refused: Sequence[int], count: int
@@ -595,12 +609,12 @@ class Merge:
             )
 
         count = one(connection, "SELECT count(*) FROM kafkalog_numbered")
-        for number, reason in self._search(connection, _Step(store(columns)), 1, count):
+        for number, reason, _ in self._search(connection, _Step(store(columns)), 1, count):
             words = reason
             for column in columns:
                 alone = _Step(store([column]))
-                for _, of_column in self._search(connection, alone, number, number):
-                    words = f'column "{column.name}": {of_column}'
+                for of_column in self._search(connection, alone, number, number):
+                    words = f'column "{column.name}": {of_column.reason}'
                 if words != reason:
                     break
             yield self._misfit(connection, number, words)
@@ -620,10 +634,11 @@ class Merge:
 
     def _search(
         self, connection: Connection, step: _Step, first: int, last: int
-    ) -> Iterator[tuple[int, str]]:
-        """Apply rows; yield the numbers of those that are refused, and why."""
+    ) -> Iterator[_Fault]:
+        """Apply rows; yield those that are refused, and why."""
         import psycopg
 
+        is_of_others = False
         if last < first:
             return
         try:
@@ -635,11 +650,11 @@ class Merge:
         except psycopg.Error as fault:
             if not is_about_rows(fault):
                 raise
-            reason = _reason(fault)
+            reason, is_of_others = _reason(fault), fault.sqlstate in _OF_OTHERS
         else:
             return
         if first == last:
-            yield first, reason
+            yield _Fault(first, reason, is_of_others)
         else:
             middle = (first + last) // 2
             yield from self._search(connection, step, first, middle)

@@ -2,7 +2,8 @@
 
 Rows are inserted in the order of their keys, as the index of a large table is then written once. If
 a statement fails, ever smaller pieces of the rows are tried, until one row is left to blame. It
-fails the merge, or it is left out. An earlier record of its key then counts as the latest, so the
+fails the merge, or it is left out. A row whose value another one keeps is left out only if that one
+is not. An earlier record of its key then counts as the latest, so the
 staging file must have all records, and the merge chooses among them. It tries the earlier records
 of all refused keys at once, and then starts again with those that the table takes.
 """
@@ -46,6 +47,8 @@ class _UnkeptError(sqlite3.IntegrityError):
 
 _ROW_FAULTS = (sqlite3.IntegrityError, sqlite3.DataError)
 """Faults that a single row causes."""
+_OF_OTHERS = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY}
+"""Faults that another row may cause, which keeps a value because it is refused itself."""
 _SOURCE = f"kafkalog_staged.{ROWS}"
 _OTHERS = "temp.kafkalog_others"
 _MOVES = "temp.kafkalog_moves"
@@ -66,6 +69,9 @@ class SQLiteMerge:
         self._table = table
         self._leaves_out = leaves_out
         self._refused: dict[int, Refusal] = {}
+        self._contested: dict[int, Refusal] = {}
+        """The rows of a round that another row keeps out, which may be refused itself."""
+        self._judges_contested = False
         self._connection = table.connection
         self._connection.execute("ATTACH ? AS kafkalog_staged", (str(staging_file),))
         self._names = [quoted(name) for name in table.names]
@@ -99,10 +105,15 @@ class SQLiteMerge:
             self._connection.execute("SAVEPOINT kafkalog_merge")
             self._choose()
             apply()
+            self._judges_contested = known == len(self._refused)
+            if self._judges_contested:
+                self._refused.update(self._contested)
             if known < len(self._refused):
                 self._try_earlier(list(self._refused)[known:])
                 self._connection.execute("ROLLBACK TO kafkalog_merge")
             self._connection.execute("RELEASE kafkalog_merge")
+            self._contested.clear()
+            self._judges_contested = False
         return list(self._refused.values())
 
     def _choose(self) -> None:
@@ -356,4 +367,8 @@ class SQLiteMerge:
         refusal = Refusal(topic, partition, offset, str(fault))
         if not self._leaves_out:
             raise misfit(self._table.where, refusal) from fault
-        self._refused[number] = refusal
+        is_contested = getattr(fault, "sqlite_errorcode", None) in _OF_OTHERS
+        if is_contested and not self._judges_contested:
+            self._contested[number] = refusal
+        else:
+            self._refused[number] = refusal

@@ -476,8 +476,8 @@ class KafkaLog:
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInputError(
-            f"{self._engine.root}: an open log cannot be pickled (expected its path). Give the "
-            "path to the task or process, and call kafkalog.open(path) there."
+            f"{self._engine.root}: an open log cannot be pickled or copied (expected its path). "
+            "Give the path to the task or process, and call kafkalog.open(path) there."
         )
 
     @contextlib.contextmanager

@@ -85,7 +85,9 @@ def _described(pid: int) -> str:
         return "another thread of this process holds it"
     command, state = "", ""
     with contextlib.suppress(OSError):
-        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        # Another user may have chosen it, to forge a line of a log.
+        command = "".join(each if each.isprintable() else " " for each in command)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     text = f"process {pid} ({command.strip()[:_COMMAND_MAX]}) holds it"
     if state in _STOPPED:

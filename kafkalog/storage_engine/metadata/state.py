@@ -113,6 +113,12 @@ class TopicState:
     """Whether a config that is not set has its default. It is False for a broker's topic: the
     broker's own defaults are in no log directory."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A user may send what `describe` returns to a task; partitions may be loaded on demand.
+        given = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        plain = {"config": dict(self.config), "partitions": tuple(self.partitions)}
+        return _topic_of, (given | plain,)
+
     @property
     def delete_retention_ms(self) -> int | None:
         """How long a tombstone stays after its first cleaning; None if that is not known.
@@ -162,6 +168,11 @@ class TopicState:
                 f"{self.name}-{number}: the partition is not in this log, another broker has it; "
                 "write to the partitions of this log"
             )
+
+
+def _topic_of(given: Mapping[str, Any]) -> TopicState:
+    """Return a topic that was pickled or copied, from its fields."""
+    return TopicState(**{**given, "config": MappingProxyType(given["config"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,3 +203,19 @@ def test_a_users_error_at_any_call_of_an_append_is_the_users_and_the_log_goes_on
             assert found is fault
         assert returned <= log.offsets("t")[0][1] <= number
     assert [found for found in verify(tmp_path) if found.is_damage] == []
+
+
+@needs_linux
+@pytest.mark.parametrize("odd", ["a\nWARNING b", "\x1b[2J", "\x1b]0;title\x07", "\u202eevil"])
+def test_the_command_of_a_holder_forges_no_line(
+    odd: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "kl-commit.lock"
+    command = [odd, "-c", HOLD, str(path)]
+    with subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        message = message_of(caplog, locks.FileLock(path, patience_s=0.02).exclusive)
+        holder.kill()
+    assert f"process {holder.pid}" in message
+    assert message.isprintable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, LogMovedError
+from kafkalog.storage_engine.metadata.state import TopicState
+from tests.unit.storage_engine.broker_root import BrokerRoot
 
 ACTS: dict[str, Callable[[kafkalog.KafkaLog], object]] = {
     "append": lambda log: log.append("t", [("b", "1")]),
@@ -96,3 +99,23 @@ def test_an_open_log_cannot_be_pickled_and_says_what_to_do(
         for value in (log, [log], {"log": log}):
             with pytest.raises(InvalidInputError, match=r"call kafkalog\.open\(path\) there"):
                 pickle.dumps(value, protocol)
+
+
+@pytest.mark.parametrize("kind", ["directory", "memory", "broker"])
+@pytest.mark.parametrize("send", [lambda found: pickle.loads(pickle.dumps(found)), copy.deepcopy])
+def test_what_a_log_says_of_a_topic_can_be_pickled_and_copied(
+    kind: str, send: Callable[[object], object], tmp_path: Path
+) -> None:
+    if kind == "broker":
+        BrokerRoot(tmp_path / "log").partition("t-0")
+    log = kafkalog.open(f"memory://{tmp_path.name}" if kind == "memory" else tmp_path / "log")
+    if kind != "broker":
+        created = log.create_topic("t", partitions=3, config={"segment.ms": "5"})
+        assert send(created) == created
+    found = log.describe("t")
+    sent = send(found)
+    assert isinstance(sent, TopicState)
+    assert (sent.topic_id, dict(sent.config)) == (found.topic_id, dict(found.config))
+    assert list(sent.partitions) == list(found.partitions)
+    with pytest.raises(TypeError):
+        sent.config["x"] = "y"  # type: ignore[index]

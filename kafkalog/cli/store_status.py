@@ -27,7 +27,7 @@ def store_rows(
     from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
     found = report(state, now_ms)
-    reported = ReportedStore(str(log.root), state, now_ms)
+    reported = ReportedStore(log, state, now_ms)
     statuses = status_of(reported, topic)
     requests = dict(log.client.counts)
     row = {

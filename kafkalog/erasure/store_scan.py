@@ -169,11 +169,11 @@ class StoreScan:
             end = max(end, position + size)
             if topic != self._topic:
                 continue
-            extent = extents.get(position)
-            if extent is not None:
-                batches = data[position : position + size]
-                stamp(batches, extent.base_offset, extent.leader_epoch)
-                data[position : position + size] = batches
+            for start, extent in extents.items():
+                if position <= start < position + size:
+                    batches = data[start : start + extent.size]
+                    stamp(batches, extent.run_offset, extent.leader_epoch)
+                    data[start : start + extent.size] = batches
             number = partition if run_id in ("", topic_id) else None
             found.append((dataclasses.replace(file, partition=number), position, position + size))
         held = HeldBytes(bytes(data))

@@ -399,8 +399,8 @@ def _leader_epochs(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding
         yield Finding(path, fault.position, str(fault.expected), str(fault.found))
         return
     if partition.load_state is not None:
-        end = partition.load_state().high_watermark
-        entries = leader_epochs.committed(entries, end)
+        state = partition.load_state()
+        entries = leader_epochs.committed(entries, state.high_watermark, state.leader_epoch)
     for before, (epoch, start) in pairwise(entries):
         if epoch <= before[0] or start <= before[1]:
             expected = f"an epoch above {before[0]} from an offset above {before[1]}"

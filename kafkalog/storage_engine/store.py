@@ -272,9 +272,9 @@ class Store(LogStore):
         if self._brokers is not None:
             found = list(self._brokers.loaded(topic, partition).leader_epochs)
             return max((epoch for epoch, start in found if start <= offset), default=-1)
-        high_watermark = self.describe(topic).partitions[partition].high_watermark
+        state = self.describe(topic).partitions[partition]
         found = checkpoints.read_leader_epochs(self.partition_directory(topic, partition))
-        epochs = leader_epochs.committed(found, high_watermark)
+        epochs = leader_epochs.committed(found, state.high_watermark, state.leader_epoch)
         return max((epoch for epoch, start in epochs if start <= offset), default=-1)
 
     def close(self) -> None:

@@ -304,7 +304,7 @@ def _json(content: Mapping[str, Any]) -> bytes:
 
 def _epochs(path: Path) -> None:
     found = checkpoints.read_leader_epochs(path.parent)
-    leader_epochs.trimmed(leader_epochs.committed(found, 100), 50)
+    leader_epochs.trimmed(leader_epochs.committed(found, 100, 0), 50)
 
 
 def _mark(path: Path) -> None:

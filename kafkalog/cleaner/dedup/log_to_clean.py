@@ -131,6 +131,8 @@ def plan_cleaning(
     `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
     """
     first_dirty = valid_first_dirty_offset(state)
+    if not clean_bytes:
+        horizon_ms = None  # retention has taken what waited for it
     closed = [s for s in segments if s.base_offset < active_base]
     ends = [*(s.base_offset for s in segments[1:]), active_base]
     dirty = [s for s, end in zip(closed, ends, strict=False) if end > first_dirty]

@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 def reported(engine: LogEngine, now_ms: int) -> ReportedLog:
     """Return a log of either kind as of now; raises StorageError."""
     if isinstance(engine, ObjectLog):
-        return ReportedStore(str(engine.root), engine.store_state(), now_ms)
+        return ReportedStore(engine, engine.store_state(), now_ms)
     return ReportedDirectory(engine_of(engine), now_ms)

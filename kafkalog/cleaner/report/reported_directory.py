@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
-from kafkalog.cleaner.report.reported_log import BROKERS, COPY, OURS, ReportedPartition
+from kafkalog.cleaner.report.reported_log import BROKERS, COPY, OURS, ReportedPartition, header_of
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import Uncleanable, read_uncleanable
-from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.directory_signs import is_copy
-from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segments import header_at
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.format.batch import BatchHeader
@@ -84,14 +80,5 @@ class ReportedDirectory(Plans):
 
     def batch_at(self, topic: str, partition: int, offset: int) -> BatchHeader | None:
         """Return the header of the batch at an offset, if it can be read."""
-        try:
-            with self.engine.snapshot(topic, partition, start=offset) as snapshot:
-                place = snapshot.position_of(offset)
-                if place is None:
-                    return None
-                segment, position = place
-                with files.open_stream(segment.log) as file:
-                    return header_at(FileBytes(file.fileno()), position, segment.size)
-        except (OSError, KafkaLogError) as raised:
-            files.pass_on(raised)
-            return None
+        opened = partial(self.engine.snapshot, topic, partition, start=offset)
+        return header_of(opened, offset)

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from kafkalog.errors import KafkaLogError
+from kafkalog.storage_engine.fs import files
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.cleaner.state.uncleanable import Uncleanable
     from kafkalog.storage_engine.format.batch import BatchHeader
     from kafkalog.storage_engine.metadata.state import PartitionState, State
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 OURS, BROKERS, COPY = "ours", "broker's", "copy"
 """Whose a log is."""
@@ -79,3 +85,15 @@ class ReportedLog(Protocol):
 
     def batch_at(self, topic: str, partition: int, offset: int) -> BatchHeader | None:
         """Return the header of the batch at an offset, if it can be read."""
+
+
+def header_of(opened: Callable[[], PartitionSnapshot], offset: int) -> BatchHeader | None:
+    """Return the header of the batch at an offset of a snapshot; None if it cannot be read."""
+    try:
+        with opened() as snapshot:
+            for segment in snapshot.open_segments(offset, snapshot.state.high_watermark):
+                for _, header in segment.batches_from(offset):
+                    return header
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
+    return None

@@ -1,20 +1,26 @@
-"""A log in an object store as `status` and `explain` see it; it sends no request."""
+"""A log in an object store as `status` and `explain` see it.
+
+It is a state of the commit log. Only the header of an open transaction's first batch is fetched.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.report.reported_log import OURS, ReportedPartition
+from kafkalog.cleaner.report.reported_log import OURS, ReportedPartition, header_of
 from kafkalog.cleaner.schedule.store_plan import note_of, plan_of, recorded
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, cleanings_of
 from kafkalog.cleaner.state.uncleanable import Uncleanable, uncleanable_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.object_store.object_snapshot import open_snapshot
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
     from kafkalog.storage_engine.format.batch import BatchHeader
     from kafkalog.storage_engine.metadata.state import PartitionState, State
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import StoreState
 
 
@@ -49,11 +55,16 @@ class _Stored:
 class ReportedStore:
     """A state of a log in an object store."""
 
-    root: str
+    log: ObjectLog
     store: StoreState
     now_ms: int
     owner: str = OURS
     is_cleaner_running: bool | None = None
+
+    @property
+    def root(self) -> str:
+        """The address."""
+        return str(self.log.root)
 
     @property
     def state(self) -> State:
@@ -79,5 +90,6 @@ class ReportedStore:
         return layout.INT64_MAX, 0
 
     def batch_at(self, topic: str, partition: int, offset: int) -> BatchHeader | None:
-        """Return None: a report sends no request."""
-        return None
+        """Return the header of the batch at an offset, by a request, if it can be read."""
+        opened = partial(open_snapshot, self.log.client, self.store, topic, partition)
+        return header_of(opened, offset)

@@ -136,7 +136,7 @@ def choose(
     force: bool = False,
     now_ms: int,
 ) -> Schedule:
-    """Choose the partitions that are due, the filthiest first; with `force` all that have segments.
+    """Choose the partitions that are due, the filthiest first; with `force` all, in their order.
 
     Of a partition only its segment objects can be cleaned. An uncleanable one is skipped before its
     retry, except with `force`.
@@ -156,7 +156,7 @@ def choose(
             delay_ms = max(schedule.max_compaction_delay_ms, plan.compaction_delay_ms)
             schedule.max_compaction_delay_ms = delay_ms
             if force or (plan.is_eligible and may_be_cleaned(state, name, number, now_ms)):
-                found.append((-plan.dirty_ratio, name, number))
+                found.append((0.0 if force else -plan.dirty_ratio, name, number))
     schedule.partitions = [(name, number) for _, name, number in sorted(found)]
     return schedule
 
@@ -170,7 +170,7 @@ def roll_active(
 ) -> None:
     """Close the active segments of compacted topics, in one commit if any has records.
 
-    A cleaning by force does so first, as in a directory.
+    A cleaning by force does so first, as in a directory. The last known state is the newest one.
     """
 
     def roll(draft: StoreDraft) -> None:
@@ -200,14 +200,14 @@ def clean(
     The arguments and the result are those of `manager.clean`. For one `partition` nothing is
     regrouped.
     """
-    if force:
-        partitions = None if partition is None else [partition]
-        roll_active(log, topic, partitions, now_ms=now_ms)
     if partition is None:
         regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
         merge_due(log, now_ms=now_ms, check_abort=check_abort)
     else:
         log.store_state()
+    if force:
+        partitions = None if partition is None else [partition]
+        roll_active(log, topic, partitions, now_ms=now_ms)
     cleaning = StoredCleaning(
         log=log,
         now_ms=now_ms,

@@ -72,7 +72,8 @@ class StoredCleaning:
         known = state.log.topics.get(topic)
         if known is None:
             return None
-        end = plan_of(state, topic, partition, self.now_ms).end
+        plan = plan_of(state, topic, partition, self.now_ms)
+        end = plan.end
         if not closed_extents(state, topic, partition, end):
             return None
         with files.scratch_directory() as directory, files.without_syncs():
@@ -83,7 +84,10 @@ class StoredCleaning:
             work = _Cleaning(self, scratch, topic, known.topic_id, partition, outputs)
             with contextlib.closing(scratch):
                 try:
-                    return work.run(force=force)
+                    stats = work.run(force=force)
+                    if stats is not None:  # that of the objects says less than that of segments
+                        stats.compaction_delay_ms = plan.compaction_delay_ms
+                    return stats
                 except CommitInDoubtError:
                     raise
                 except CleaningAborted:

@@ -52,7 +52,7 @@ def figures(
     if isinstance(log, ObjectLog):
         state = log.store_state()
         status = store_rows(log, state, topic, now_ms)
-        partitions = store_partitions(ReportedStore(str(log.root), state, now_ms), topic)
+        partitions = store_partitions(ReportedStore(log, state, now_ms), topic)
     else:
         directory = engine_of(log)
         plans = ReportedDirectory(directory, now_ms)

@@ -43,13 +43,16 @@ def truncated(epochs: Epochs, end_offset: int) -> Epochs:
     return [entry for entry in epochs if entry[1] < end_offset]
 
 
-def committed(entries: Epochs, high_watermark: int) -> Epochs:
-    """Return the epochs of the committed log, from a list on disk.
+def committed(entries: Epochs, high_watermark: int, epoch: int) -> Epochs:
+    """Return the epochs of the committed log, from a list on disk; `epoch` is the current one.
 
     Omits the epochs of a commit in flight, or a dead one; the list still has the ones that they
-    replace.
+    replace. The current epoch may begin at the high watermark: if all records are deleted.
     """
-    return in_order(truncated(entries, high_watermark))
+    kept = truncated(entries, high_watermark)
+    if not kept and high_watermark and (epoch, high_watermark) in entries:
+        kept = [(epoch, high_watermark)]
+    return in_order(kept)
 
 
 def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:

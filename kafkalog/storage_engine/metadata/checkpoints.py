@@ -263,13 +263,15 @@ def _content(directory: Path, name: str) -> bytes | None:
         return None
 
 
-def trim_leader_epochs(directory: Path, log_start_offset: int, high_watermark: int) -> None:
+def trim_leader_epochs(
+    directory: Path, log_start_offset: int, high_watermark: int, epoch: int
+) -> None:
     """Drop the epochs that ended at or below the log start, and start the current one there.
 
-    First drops those at or above the high watermark, which a dead commit assigned.
+    First drops those that a dead commit assigned. `epoch` is the current one.
     """
     found = read_leader_epochs(directory)
-    committed = leader_epochs.committed(found, high_watermark)
+    committed = leader_epochs.committed(found, high_watermark, epoch)
     kept = leader_epochs.trimmed(committed, log_start_offset)
     if kept != found:
         write_leader_epochs(directory, kept)

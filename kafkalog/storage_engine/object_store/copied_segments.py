@@ -22,7 +22,11 @@ from kafkalog.storage_engine.object_store.segment_object import (
 )
 from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
-from kafkalog.storage_engine.object_store.stored_segments import Batches, active_segment
+from kafkalog.storage_engine.object_store.stored_segments import (
+    OfferedBatch,
+    active_segment,
+    filled,
+)
 from kafkalog.storage_engine.segment.gaps import GapCollector
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.transactions.control_record import batches_of_producers
@@ -131,22 +135,28 @@ class _Segments:
         """Yield the objects of the run: each ends with its segment, or when it is full."""
         table, run = self._table, self.run
         limit = min(self._config.segment_bytes, SEGMENT_SIZE_MAX)
-        base_offset, first, held, segment = run.start, 0, 0, -1
-        columns = (table.base_offsets, table.last_offsets, table.sizes, table.max_timestamps)
-        for place, (base, last, size, time_ms) in enumerate(
-            zip(*(column.tolist() for column in columns), strict=True)
-        ):
-            batches = Batches(base, last + 1, size, time_ms, time_ms)
-            self._active = self._active.after(self._topic, run.partition, batches)
-            is_far = last - base_offset > layout.INT32_MAX
-            is_other = place > 0 and self._active.base_offset != segment
-            if is_far or is_other or (held and held + size > limit):
-                yield _Part(base_offset, first, place, base, max(segment, -1))
-                base_offset, first, held = base, place, 0
-            held += size
-            segment = self._active.base_offset
+        base_offset, first = run.start, 0
+        for part in filled(self._active, self._topic, run.partition, self._offered()):
+            if base_offset < part.base_offset == part.active.base_offset:
+                # The gap before the first batch of a new segment is at the end of the old one.
+                yield _Part(base_offset, 0, 0, part.base_offset, self._active.base_offset)
+                base_offset = part.base_offset
+            self._active = part.active
+            stop = first + part.batches
+            while first < stop:
+                ends = table.sizes[first:stop].cumsum()
+                after = first + max(1, int(ends.searchsorted(limit, side="right")))
+                end = int(table.base_offsets[after]) if after < len(table) else run.end
+                yield _Part(base_offset, first, after, end, part.active.base_offset)
+                base_offset, first = end, after
         if base_offset < run.end:
-            yield _Part(base_offset, first, len(table), run.end, segment)
+            yield _Part(base_offset, first, len(table), run.end, -1)
+
+    def _offered(self) -> Iterator[OfferedBatch]:
+        table = self._table
+        columns = (table.base_offsets, table.last_offsets + 1, table.sizes, table.max_timestamps)
+        for values in zip(*(column.tolist() for column in columns), strict=True):
+            yield OfferedBatch(*values)
 
     def _replay(self, part: _Part) -> bytes:
         """Replay a segment's batches for the producers; return the entries of aborted ones."""
@@ -193,7 +203,7 @@ class _Segments:
             _last_epoch(table, self._held.leader_epoch),
             int(table.max_timestamps.max(initial=layout.NO_TIMESTAMP)),
             first_timestamp=int(table.max_timestamps[0]) if len(table) else layout.NO_TIMESTAMP,
-            segment=min(part.base_offset, part.segment),
+            segment=part.segment,
         )
         return extent, data, sections
 

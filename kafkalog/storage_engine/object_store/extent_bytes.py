@@ -1,7 +1,7 @@
 """The bytes of one extent, as a segment of the log: a `ByteSource` with stamped batches.
 
-The batches of an extent count their offsets from 0. Its base offset and leader epoch are stamped
-here, in the copy that is returned. No checksum covers these two fields. A read begins at a batch,
+The batches of a run count their offsets from 0. Base offset and leader epoch are stamped here, in
+the copy that is returned. No checksum covers these two fields. A read begins at a batch,
 as all reads of segments do. A segment object has its own offsets and epochs, and needs no stamp.
 
 Whole ranges are fetched, with those ahead: most reads go on. A lookup of a key wants one batch of a
@@ -74,7 +74,7 @@ class ExtentBytes:
 
     def _stamp(self, data: bytearray) -> None:
         if not self._is_stamped:
-            stamp(data, self._extent.base_offset, self._extent.leader_epoch)
+            stamp(data, self._extent.run_offset, self._extent.leader_epoch)
 
     def _ahead(self, place: int) -> Sequence[ObjectRange]:
         later = (each for placed in self._following for each in self._ranges.ranges_of(placed))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
@@ -20,7 +20,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import Run
+from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run
 
 OBJECT_SIZE_MAX: Final = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -47,7 +47,7 @@ class _OpenRun:
     size: int = 0
     rows: int = 0
     max_timestamp: int = layout.NO_TIMESTAMP
-    first_timestamp: int = layout.NO_TIMESTAMP
+    batches: list[BatchFigures] = field(default_factory=list)
 
 
 class MixedObjects:
@@ -89,9 +89,9 @@ class MixedObjects:
                 break
             if header.base_offset != run.rows:
                 layout.STAMP_OFFSET.pack_into(part, position, run.rows)
-            if not run.size:
-                run.first_timestamp = header.max_timestamp
-            run.rows += header.last_offset_delta + 1
+            rows = header.last_offset_delta + 1
+            run.batches.append(BatchFigures(rows, header.size, header.max_timestamp))
+            run.rows += rows
             run.size += header.size
             run.max_timestamp = max(run.max_timestamp, header.max_timestamp)
             self._size += header.size
@@ -122,7 +122,7 @@ class MixedObjects:
                 run.size,
                 run.rows,
                 max_timestamp=run.max_timestamp,
-                first_timestamp=run.first_timestamp,
+                batches=tuple(run.batches),
             )
             for run in opened
         ]

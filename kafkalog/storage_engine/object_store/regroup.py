@@ -314,7 +314,7 @@ class _Regrouping:
                 size, place = min(step, extent.size - position), extent.position + position
                 data = bytearray(files.read_at(fd, size, place))
                 if not layout.is_stored_segment(name):
-                    stamp(data, extent.base_offset, extent.leader_epoch)
+                    stamp(data, extent.run_offset, extent.leader_epoch)
                 table, end, fault = records.scan_batches(data)
                 if not len(table) and fault is None and position + size < extent.size:
                     step *= 2  # a batch is larger
@@ -342,6 +342,7 @@ class _SegmentFile:
             base_offset=base_offset,
             max_timestamp=layout.NO_TIMESTAMP,
             first_timestamp=layout.NO_TIMESTAMP,
+            skipped=0,
         )
         self._index = IndexBuilder(base_offset, config.index_interval_bytes)
         self._fd = files.open_empty(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.format import layout
@@ -23,10 +23,11 @@ from kafkalog.storage_engine.object_store.store_state import (
 )
 from kafkalog.storage_engine.object_store.stored_segments import (
     ActiveSegment,
-    Batches,
+    OfferedBatch,
     active_segment,
+    filled,
 )
-from kafkalog.storage_engine.writing.staged_message import StagedMessage
+from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run, StagedMessage
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
@@ -69,22 +70,25 @@ class StoreDraft(LogChange):
             active = self._active.get(place)
             if active is None:
                 active = active_segment(self.store, known, run.partition)
-            batches = Batches(start, end, run.size, run.first_timestamp, run.max_timestamp)
-            active = self._active[place] = active.after(known, run.partition, batches)
-            extents[run.file].append(
-                Extent(
-                    known.topic_id,
-                    run.partition,
-                    run.position,
-                    run.size,
-                    start,
-                    end,
-                    state.leader_epoch,
-                    run.max_timestamp,
-                    first_timestamp=run.first_timestamp,
-                    segment=active.base_offset,
+            position = run.position
+            for part in filled(active, known, run.partition, _offered(run, start)):
+                self._active[place] = part.active
+                extents[run.file].append(
+                    Extent(
+                        known.topic_id,
+                        run.partition,
+                        position,
+                        part.size,
+                        part.base_offset,
+                        part.end_offset,
+                        state.leader_epoch,
+                        part.max_timestamp,
+                        first_timestamp=part.first_timestamp,
+                        segment=part.active.base_offset,
+                        skipped=part.base_offset - start,
+                    )
                 )
-            )
+                position += part.size
         for file, of_file in zip(message.files, extents, strict=True):
             self._changes.add(file.name, file.size, of_file)
 
@@ -146,16 +150,17 @@ class StoreDraft(LogChange):
                     extent.size,
                     [extent],
                     side_size=each.side_size,
-                    added_ms=self._time_of(extent, sources) if extent.max_timestamp < 0 else 0,
+                    added_ms=self._added_ms(extent, sources),
                 )
         self._has_ended_records |= bool(self.state.deleting)
         return True
 
-    def _time_of(self, extent: Extent, sources: Sequence[str]) -> int:
-        """Return the time of an output without timestamps: that of the sources that it replaces."""
+    def _added_ms(self, extent: Extent, sources: Sequence[str]) -> int:
+        """Return when the records of an output were added: as its sources, the last of them."""
         extents = self.store.extents(extent.topic_id, extent.partition)
         placed = covering(extents, extent.base_offset, extent.next_offset)
-        return max((self.store.time_of(p) for p in placed if p.object_name in sources), default=0)
+        names = {each.object_name for each in placed} & {*sources}
+        return max((self.store.objects[name].added_ms for name in names), default=0)
 
     def roll(self, topic: str, number: int) -> None:
         """Close the active segment: the next append begins another one."""
@@ -207,6 +212,13 @@ class StoreDraft(LogChange):
                 self._changes.drop(name)
         for topic_id in gone:
             self.forget_deleted(topic_id)
+
+
+def _offered(run: Run, offset: int) -> Iterator[OfferedBatch]:
+    """Yield the batches of a run that is appended at an offset."""
+    for rows, size, time_ms in run.batches or [BatchFigures(run.rows, run.size, run.max_timestamp)]:
+        yield OfferedBatch(offset, offset + rows, size, time_ms)
+        offset += rows
 
 
 def is_live(extent: Extent, topics: Mapping[str, TopicState]) -> bool:

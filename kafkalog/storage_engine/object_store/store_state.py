@@ -30,17 +30,18 @@ UNKNOWN: Final = -2
 """A timestamp that an early release did not record."""
 NO_SEGMENT: Final = -1
 """The segment of an extent that is one of its own: an early release wrote it."""
-_EARLY: Final = (-1, UNKNOWN, NO_SEGMENT)
-"""The numbers that early releases did not write: gaps, first timestamp, segment."""
+_EARLY: Final = (-1, UNKNOWN, NO_SEGMENT, 0)
+"""The numbers that early releases did not write: gaps, first timestamp, segment, skipped."""
 _LEAST: Final = (0, 0, 0, 0, 0, -1, -1, *_EARLY)
 """The least number of each field of an extent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A run of record batches of one partition in an object.
+    """Consecutive record batches of one partition in an object.
 
-    The batches keep offsets from 0. A reader stamps the base offset and the leader epoch.
+    Those of a mixed object keep offsets from 0, counted from the first batch of their run. A reader
+    stamps the base offset and the leader epoch.
     """
 
     topic_id: str
@@ -58,6 +59,13 @@ class Extent:
     """The largest timestamp of its first batch (epoch ms); -1 for none, UNKNOWN if not recorded."""
     segment: int = NO_SEGMENT
     """The base offset of the segment that it is in, as in a directory; see `stored_segments`."""
+    skipped: int = 0
+    """How many offsets of its run an earlier extent has: a segment ended within the run."""
+
+    @property
+    def run_offset(self) -> int:
+        """The offset that counts as 0 in its batches, in a mixed object."""
+        return self.base_offset - self.skipped
 
     def has_end(self, offset: int) -> bool:
         """Return whether the offset before this one is here: it has the producers at `offset`."""
@@ -74,7 +82,8 @@ class DataObject:
     side_size: int = 0
     """The size of the object with the indexes of a segment object; 0 if there is none."""
     added_ms: int = 0
-    """The time of the commit that added its records (epoch ms); -1 if it replaced empty ones."""
+    """The time of the commit that added its records (epoch ms); -1 where an early release replaced
+    empty ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +287,12 @@ def _place(topic_id: str, partition: int) -> str:
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *given = values
     missing = len(_LEAST) - len(given)
-    if missing not in (0, 2, 3):
+    if missing not in (0, len(_EARLY) - 1, len(_EARLY)):
         raise ValueError(f"{values}: no extent")
     found = Extent(str(topic_id), *numbers((*given, *_EARLY[len(_EARLY) - missing :]), _LEAST))
     check_leader_epoch(found.leader_epoch)
-    if found.next_offset <= found.base_offset or found.segment > found.base_offset:
+    ends = found.base_offset < found.next_offset
+    if not ends or max(found.segment, found.skipped) > found.base_offset:
         raise ValueError(f"{values}: no extent")
     return found
 
@@ -386,12 +396,10 @@ class StoreState:
     def time_of(self, placed: PlacedExtent) -> int:
         """Return an extent's largest timestamp, or without one when its object was added (ms).
 
-        A directory then takes the file's time. Returns -1 for an extent without a batch.
+        A directory then takes the file's time, also for a segment without a batch.
         """
         largest = placed.extent.max_timestamp
-        if largest >= 0 or not placed.extent.size:
-            return largest
-        return self.objects[placed.object_name].added_ms
+        return largest if largest >= 0 else self.objects[placed.object_name].added_ms
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:
         """Raise SweptError for a new object that a sweep has declared dead."""

@@ -3,13 +3,14 @@
 Retention, the lags and the dirty ratio go by segments, so both kinds of log answer alike. A commit
 decides by the rule of a directory (`segment_end`) whether its records begin a new segment, and each
 extent names the base offset of its segment. Objects are smaller than a segment, or hold parts of
-many: a segment is no object. The records that one commit adds to a partition are never in two
-segments. An extent that an early release wrote is a segment of its own, and closed.
+many: a segment is no object. An extent that an early release wrote is a segment of its own, and
+closed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,18 +35,8 @@ class StoredSegment:
     first_timestamp: int
     """The largest timestamp of its first batch (ms); -1 for none, UNKNOWN if not recorded."""
     largest_timestamp: int
-    """The largest timestamp, or without one when its object was added (ms); -1 without a batch."""
+    """The largest timestamp, or without one when its object was added (ms); -1 for no object."""
     extents: Sequence[PlacedExtent] = ()
-
-
-class Batches(NamedTuple):
-    """Batches that a segment takes, or does not: a run of them, or one."""
-
-    base_offset: int
-    end_offset: int
-    size: int
-    first_timestamp: int
-    max_timestamp: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +47,74 @@ class ActiveSegment:
     size: int = 0
     first_timestamp: int = layout.NO_TIMESTAMP
 
-    def after(self, topic: TopicState, partition: int, batches: Batches) -> ActiveSegment:
-        """Return the active segment after more batches of a partition: this one, or a new one."""
-        config = TopicConfig.parse(topic.config)
-        directory = layout.partition_directory(topic.name, partition)
-        longest_ms = segment_end.lifetime_ms(config, topic.topic_id, directory, self.base_offset)
-        has_room = (
-            self.size > 0
-            and batches.end_offset - 1 - self.base_offset <= layout.INT32_MAX
-            and segment_end.has_bytes(config, self.size, batches.size)
-            and segment_end.has_time(self.first_timestamp, batches.max_timestamp, longest_ms)
+
+class Filled(NamedTuple):
+    """Consecutive batches that go to one segment."""
+
+    batches: int
+    base_offset: int
+    end_offset: int
+    size: int
+    first_timestamp: int
+    max_timestamp: int
+    active: ActiveSegment
+    """Their segment, with them."""
+
+
+class OfferedBatch(NamedTuple):
+    """A batch that a segment takes, or does not."""
+
+    base_offset: int
+    end_offset: int
+    size: int
+    max_timestamp: int
+
+
+def filled(
+    active: ActiveSegment, topic: TopicState, partition: int, batches: Iterable[OfferedBatch]
+) -> Iterator[Filled]:
+    """Yield consecutive batches of a partition by the segments that a directory has them in.
+
+    The first ones continue the active segment, if they have room there.
+    """
+    config = TopicConfig.parse(topic.config)
+    directory = layout.partition_directory(topic.name, partition)
+    place, longest_ms = -1, 0
+    held: Filled | None = None
+    for base, end, size, time_ms in batches:
+        if active.base_offset != place:
+            place = active.base_offset
+            longest_ms = segment_end.lifetime_ms(config, topic.topic_id, directory, place)
+        is_near = end - 1 - place <= layout.INT32_MAX
+        has_room = is_near and (
+            not active.size
+            or (
+                segment_end.has_bytes(config, active.size, size)
+                and segment_end.has_time(active.first_timestamp, time_ms, longest_ms)
+            )
         )
         if has_room:
-            return ActiveSegment(self.base_offset, self.size + batches.size, self.first_timestamp)
-        return ActiveSegment(batches.base_offset, batches.size, batches.first_timestamp)
+            first_ms = active.first_timestamp if active.size else time_ms
+            active = ActiveSegment(place, active.size + size, first_ms)
+        else:
+            if held is not None:
+                yield held
+            active, held = ActiveSegment(base, size, time_ms), None
+        if held is None:
+            held = Filled(1, base, end, size, time_ms, time_ms, active)
+        else:
+            latest = max(held.max_timestamp, time_ms)
+            held = Filled(
+                held.batches + 1,
+                held.base_offset,
+                end,
+                held.size + size,
+                held.first_timestamp,
+                latest,
+                active,
+            )
+    if held is not None:
+        yield held
 
 
 def active_segment(state: StoreState, topic: TopicState, partition: int) -> ActiveSegment:
@@ -86,13 +131,18 @@ def active_segment(state: StoreState, topic: TopicState, partition: int) -> Acti
 def stored_segments(
     state: StoreState, topic: TopicState, partition: int
 ) -> Sequence[StoredSegment]:
-    """Return the segments of a partition, ascending, the active one last, which may be empty."""
+    """Return the segments of a partition, ascending, the active one last, which may be empty.
+
+    The active one has all of its bytes, as in a directory, also those below the log start.
+    """
     held = topic.partitions[partition]
     active = active_segment(state, topic, partition)
     found = [*_segments(state, topic, partition)]
-    if not found or found[-1].base_offset != active.base_offset:
-        end = held.high_watermark
-        found.append(StoredSegment(active.base_offset, end, 0, active.first_timestamp, -1))
+    if found and found[-1].base_offset == active.base_offset:
+        found[-1] = dataclasses.replace(found[-1], size=active.size)
+    else:
+        end, first_ms = held.high_watermark, active.first_timestamp
+        found.append(StoredSegment(active.base_offset, end, active.size, first_ms, -1))
     return found
 
 
@@ -105,14 +155,13 @@ def _segments(state: StoreState, topic: TopicState, partition: int) -> Iterator[
     )
     for base, group in groupby(live, key=segment_of):
         placed = [*group]
-        with_bytes = (each.extent for each in placed if each.extent.size)
-        first = next(with_bytes, None)
+        with_bytes = [each for each in placed if each.extent.size]
         yield StoredSegment(
             base,
             placed[-1].extent.next_offset,
             sum(each.extent.size for each in placed),
-            layout.NO_TIMESTAMP if first is None else first.first_timestamp,
-            max(map(state.time_of, placed)),
+            with_bytes[0].extent.first_timestamp if with_bytes else layout.NO_TIMESTAMP,
+            max(map(state.time_of, with_bytes or placed)),
             placed,
         )
 

@@ -349,7 +349,7 @@ class Appender:
     def _truncate_epochs(self) -> list[tuple[int, int]]:
         """Drop the epochs of a dead commit; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
-        kept = leader_epochs.committed(found, self.state.high_watermark)
+        kept = leader_epochs.committed(found, self.state.high_watermark, self.state.leader_epoch)
         if kept != found:
             checkpoints.write_leader_epochs(self.directory, kept)
         return kept

@@ -211,7 +211,7 @@ def _retain(
         # After a power cut the journal must not name an active segment that is gone.
         transaction.sync_on_publish()
         transaction.publish(now_ms)
-    _trim_epochs(directory, log_start, state.high_watermark)
+    _trim_epochs(directory, log_start, state)
     transaction.check_lock()
     live = [segment.base_offset for segment in segments[count:]]
     with locks.SegmentsLock(directory).exclusive():
@@ -241,14 +241,16 @@ def delete_records(store: Store, topic: str, partition: int, before: int, *, now
         if log_start > state.log_start_offset:
             transaction.publish(now_ms)
         directory = store.partition_directory(topic, partition)
-        _trim_epochs(directory, log_start, state.high_watermark)
+        _trim_epochs(directory, log_start, state)
         return log_start
 
 
-def _trim_epochs(directory: Path, log_start: int, high_watermark: int) -> None:
+def _trim_epochs(directory: Path, log_start: int, state: PartitionState) -> None:
     """Drop the epochs of deleted records; only log a failure, so that a full disk frees space."""
     try:
-        checkpoints.trim_leader_epochs(directory, log_start, high_watermark)
+        checkpoints.trim_leader_epochs(
+            directory, log_start, state.high_watermark, state.leader_epoch
+        )
     except OSError as fault:
         files.pass_on(fault)
         _logger.warning("%s: the leader epochs were not trimmed: %s", directory, fault)

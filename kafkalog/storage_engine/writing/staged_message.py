@@ -10,6 +10,15 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staged_file import StagedFile
 
 
+class BatchFigures(NamedTuple):
+    """What a commit needs to know of one batch, to decide whether a segment ends before it."""
+
+    rows: int
+    size: int
+    max_timestamp: int
+    """In epoch ms; -1 for none."""
+
+
 class Run(NamedTuple):
     """Finished batches of one log partition: a range of a staged file, or of the message's data.
 
@@ -26,9 +35,9 @@ class Run(NamedTuple):
     is_segment: bool = False
     """The file has only this run, and is renamed to become a segment."""
     max_timestamp: int = layout.NO_TIMESTAMP
-    """The largest timestamp in epoch ms, which the commit of an object records; else -1."""
-    first_timestamp: int = layout.NO_TIMESTAMP
-    """The largest timestamp of its first batch, which that commit records too; else -1."""
+    """The largest timestamp in epoch ms, if an object has the batches; else -1."""
+    batches: tuple[BatchFigures, ...] = ()
+    """Its batches, if an object has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ def test_two_empty_segments_become_one(log: ObjectLog) -> None:
     found = state.extents(log.describe("t").topic_id, 0)
     assert [(e.base_offset, e.next_offset) for _, e in found] == [(0, 2), (2, 3), (3, 4)]
     assert [each.extent.size > 0 for each in found] == [False, False, True]
-    assert [state.time_of(each) for each in found] == [-1, -1, NOW_MS]
+    assert [state.time_of(each) for each in found] == [NOW_MS] * 3
     assert records(ObjectLog(log.address))["t", 0] == [(3, b"key", b"3" * 2_000)]
 
 

@@ -66,6 +66,7 @@ EXTENT = {
     "gaps": 0,
     "first_timestamp": -1,
     "segment": 0,
+    "skipped": 0,
 }
 BEYOND = layout.INT64_MAX + 1
 
@@ -138,6 +139,8 @@ REFUSED = [
     (adding(first_timestamp=-3), NUMBERS),
     (adding(segment=-2), NUMBERS),
     (adding(segment=1), "no extent"),
+    (adding(skipped=-1), NUMBERS),
+    (adding(skipped=1), "no extent"),
     (other(time_ms=-1), NUMBERS),
     (other(time_ms=BEYOND), NUMBERS),
     (other(swept=-2), NUMBERS),

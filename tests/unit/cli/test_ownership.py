@@ -50,7 +50,14 @@ def test_a_directory_goes_to_us_and_back(kafkalog: Command, broker: Path, tmp_pa
     assert (adopted.status, adopted.lines) == (0, [f"{broker} is adopted: 1 topic, 1 partition"])
     assert kafkalog("adopt", broker, "--json").json[0]["adoptedAlready"]
     (topic,) = kafkalog("topics", "list", broker, "--json").json
-    assert (topic["id"], topic["config"]) == (TOPIC_ID, {"cleanup.policy": "delete"})
+    assert (topic["id"], topic["config"]) == (
+        TOPIC_ID,
+        {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "delete.retention.ms": str(2**63 - 1),
+        },
+    )
     assert kafkalog("append", broker, "t", stdin=b'{"value":"v"}\n').status == 0
     assert kafkalog("status", broker, "--json").json[0]["ownerDetail"] == "adopted from a broker"
     assert kafkalog("verify", broker, "--deep").status == 0

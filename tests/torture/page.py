@@ -34,7 +34,6 @@ PROGRAMS: Final = (
     "damage",
     "fuzz",
     "model",
-    "shelves",
 )
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""

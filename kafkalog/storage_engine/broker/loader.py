@@ -164,11 +164,14 @@ class _Loading:
                 producers = self.history.at(segment.base_offset)
                 found[segment.base_offset], _ = self.history.check(segment, producers, _ignore)
         is_checked = first < len(self.bases)
-        if is_checked:
-            self._check_from(first, found)
         is_recovered = bool(self.recovered)
         if not is_checked and self.segments:
             self._look_at_tail()
+            if self.active_base in self.recovered:
+                # Its indexes will be rebuilt, and that needs batches whose checksums are right.
+                first, is_checked = len(self.segments) - 1, True
+        if is_checked:
+            self._check_from(first, found)
         if self.segments and self.end_offset < self.log_start:
             self._begin_anew()
         elif not is_checked:
@@ -213,8 +216,6 @@ class _Loading:
         if end is None or segment is self.segments[-1]:
             self.end_offset = min(wanted, following)
         if end is None and position < segment.size:
-            fault = CorruptBatchError(segment.log, position, "a record batch", "none")
-            self._report(segment, fault, later=0)
             self.recovered.add(segment.base_offset)
 
     def _check_from(self, first: int, found: dict[int, list[AbortedTransaction]]) -> None:

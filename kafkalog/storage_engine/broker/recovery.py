@@ -6,6 +6,7 @@ that loads the partition finds the same state and repairs it:
 
 - later segments go before the one they follow is truncated, the last one first, so there is no gap;
 - an index is put in place whole, `.index` last, because its absence asks for recovery;
+- the snapshot of the producers comes before the indexes, because it alone tells of them then;
 - everything of a recovered segment is synced, because nothing says that it was.
 
 Kafka: LogLoader.load, LogSegment.recover, LocalLog.splitOverflowedSegment.
@@ -71,6 +72,7 @@ class _Repair:
         if live:
             self._truncate(live[-1])
             live = self._split_overflowed(live)
+            self._write_producers()
             self._rebuild_indexes(live)
         else:
             self._begin_anew()
@@ -146,6 +148,16 @@ class _Repair:
             log_start_offset=max(self.state.log_start_offset, live[0].base_offset),
         )
         return live
+
+    def _write_producers(self) -> None:
+        """Write the snapshot of the producers at the end.
+
+        It comes before the indexes: without it, only a missing index asks for a replay.
+        """
+        end = self.state.high_watermark
+        if self.state.producer_snapshot != end > self.state.log_start_offset:
+            producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
+            self.state = replace(self.state, producer_snapshot=end)
 
     # --- indexes ---------------------------------------------------------------------------------
 
@@ -244,9 +256,5 @@ class _Repair:
             checkpoints.write_leader_epochs(self.directory, self._epochs_of_batches())
         elif tuple(found) != epochs:
             checkpoints.write_leader_epochs(self.directory, epochs)
-        end = self.state.high_watermark
         bases = [s.base_offset for s in segments.list_segments(self.directory)]
-        if self.state.producer_snapshot != end > self.state.log_start_offset:
-            producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
-            self.state = replace(self.state, producer_snapshot=end)
-        producer_snapshot.sweep_snapshots(self.directory, {*bases, end})
+        producer_snapshot.sweep_snapshots(self.directory, {*bases, self.state.high_watermark})

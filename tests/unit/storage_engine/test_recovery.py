@@ -222,6 +222,36 @@ def test_bytes_behind_the_last_batch_go_also_after_a_clean_shutdown(tmp_path: Pa
     assert (tmp_path / "p" / name(0, ".index")).read_bytes() == b""
 
 
+def _flipped(data: bytes) -> bytes:
+    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+SPOILED_TAILS: dict[str, tuple[Callable[[bytes], bytes], bool]] = {
+    "zeros in the last batch and behind it": (lambda data: data[:-9] + bytes(13), True),
+    "a torn batch that garbage fills": (lambda data: data[:-9] + b"x" * 40, True),
+    "a flipped bit before bytes of no batch": (lambda data: _flipped(data) + bytes(20), True),
+    "a flipped bit and no offset index": (_flipped, False),
+}
+
+
+@pytest.mark.parametrize("spoiled, has_index", SPOILED_TAILS.values(), ids=SPOILED_TAILS)
+def test_a_log_that_was_shut_down_ends_where_its_repair_cuts_it(
+    tmp_path: Path, spoiled: Callable[[bytes], bytes], has_index: bool
+) -> None:
+    written(tmp_path / "p", transactions(), (0, 80, 150))
+    path = tmp_path / "p" / name(150, ".log")
+    last = len(transactions().batches[-1].data)
+    sound = path.stat().st_size - last
+    path.write_bytes(spoiled(path.read_bytes()))
+    if not has_index:
+        path.with_suffix(".index").unlink()
+    repaired = repair_partition(load(tmp_path / "p", is_clean=True))
+    state = repaired.state
+    assert (state.active_size, path.stat().st_size) == (sound, sound)
+    assert state.high_watermark == transactions().batches[-2].last_offset + 1
+    assert len(repaired.damage) == 1
+
+
 def test_a_log_cut_by_somebody_else_meanwhile_is_not_repaired(tmp_path: Path) -> None:
     loaded = torn(tmp_path / "p")
     (tmp_path / "p" / name(80, ".log")).write_bytes(b"")

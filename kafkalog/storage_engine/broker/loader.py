@@ -164,14 +164,14 @@ class _Loading:
                 producers = self.history.at(segment.base_offset)
                 found[segment.base_offset], _ = self.history.check(segment, producers, _ignore)
         is_checked = first < len(self.bases)
+        if is_checked:
+            self._check_from(first, found)
         is_recovered = bool(self.recovered)
         if not is_checked and self.segments:
             self._look_at_tail()
             if self.active_base in self.recovered:
                 # Its indexes will be rebuilt, and that needs batches whose checksums are right.
-                first, is_checked = len(self.segments) - 1, True
-        if is_checked:
-            self._check_from(first, found)
+                self._check_from(len(self.segments) - 1, found)
         if self.segments and self.end_offset < self.log_start:
             self._begin_anew()
         elif not is_checked:

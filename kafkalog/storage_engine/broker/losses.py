@@ -7,7 +7,8 @@ directory. The other files then show that it was there:
   index with entries remains alone only if the `.log` was lost.
 - *A hole between two segments*. A segment begins where the one before it ends. Only a compaction
   makes holes, and it shows: the cleaner's checkpoint lies above the hole, or offsets are missing
-  within a segment, too, because the leader's log was compacted.
+  within a segment, too, because the leader's log was compacted. A cleaner that stops within a
+  round has not written its checkpoint.
 - *A log that begins above its start*. Retention moves the first leader epoch to the log's new
   start, and a checkpoint has a log start inside of a segment.
 - *A log that ends too early*. It reaches its recovery point, because everything below was synced.
@@ -122,12 +123,19 @@ def _holes(
     begin = max(cleaned_to, log_start)
     dirty = segments[max(0, bisect_right([s.base_offset for s in segments], begin) - 1) :]
     holes = [
-        (start, segment.base_offset)
+        (before, start, segment.base_offset)
         for before, segment in pairwise(dirty)
         if begin <= (start := next_offset(before)) < segment.base_offset
     ]
-    if holes and not any(_has_gaps(segment, begin) for segment in dirty):
-        for start, end in holes:
+    if not holes or any(map(_is_emptied, dirty[:-1])):
+        return
+    if not any(_has_gaps(segment, begin) for segment in dirty):
+        for before, start, end in holes:
+            position = _whole_bytes(before)
+            if position < before.size or not before.size:
+                expected = f"batches up to offset {end - 1}"
+                yield Loss(before.log, start, end, expected, f"none from byte {position} on")
+                continue
             path = directory / layout.segment_file(start, layout.LOG)
             expected = (
                 f"a segment of base {start}, since nothing shows a compaction of what follows"
@@ -135,21 +143,43 @@ def _holes(
             yield Loss(path, start, end, expected, f"the next one of base {end}")
 
 
+def _whole_bytes(segment: SegmentFiles) -> int:
+    """Return how many bytes at the beginning of a `.log` are whole batches."""
+    with files.closing(files.open_to_read(segment.log)) as fd:
+        source, end = FileBytes(fd), 0
+        for position, header in headers(source, 0, source.size()):
+            end = position + header.size
+        return end
+
+
+def _is_emptied(segment: SegmentFiles) -> bool:
+    """Return whether a compaction has taken all out of a segment that is not the last one.
+
+    If somebody has cut its `.log`, the time index still has the entry of the roll.
+    """
+    try:
+        return not segment.size and not segment.time_index.stat().st_size
+    except FileNotFoundError:
+        return False
+
+
 def _has_gaps(segment: SegmentFiles, begin: int) -> bool:
-    """Return whether a compaction has taken records at or above `begin` out of a segment."""
+    """Return whether a compaction has taken records at or above `begin` out of a segment.
+
+    A segment's base is that of its first batch, until a compaction takes it.
+    """
     with files.closing(files.open_to_read(segment.log)) as fd:
         source = FileBytes(fd)
-        following: int | None = None
+        following = max(segment.base_offset, begin)
         for _, header in headers(source, 0, source.size()):
             if header.last_offset < begin:
-                following = header.next_offset
                 continue
             is_batch = header.magic == layout.MAGIC
             if is_batch and header.records_count <= header.last_offset_delta:
                 return True
             # The first offset of compressed messages is not known.
             is_known = is_batch or not header.codec
-            if following is not None and is_known and header.known_first_offset > following:
+            if is_known and header.known_first_offset > following:
                 return True
             following = header.next_offset
     return False

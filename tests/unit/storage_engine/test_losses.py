@@ -67,6 +67,11 @@ def forget_root(root: BrokerRoot) -> None:
             path.unlink()
 
 
+def cut(root: BrokerRoot, base: int, change: Callable[[bytes], bytes]) -> None:
+    path = root.path / "t-0" / name(base, ".log")
+    path.write_bytes(change(path.read_bytes()))
+
+
 LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
     "every .log": (lambda root: remove_all_logs(root, ".log"), (0, 100)),
     "every file of the segments": (remove_all_logs, (0, 100)),
@@ -77,6 +82,12 @@ LOSSES: dict[str, tuple[Callable[[BrokerRoot], object], tuple[int, int]]] = {
     "two segments": (lambda root: [remove(root, 30), remove(root, 60)], (30, 90)),
     "the last .log": (lambda root: remove(root, 90, ".log"), (90, 100)),
     "the last segment": (lambda root: remove(root, 90), (90, 100)),
+    "the bytes of a .log": (lambda root: cut(root, 30, lambda data: b""), (30, 60)),
+    "the last batch of a .log": (
+        lambda root: cut(root, 0, lambda data: data[: -len(data) // 3]),
+        (20, 30),
+    ),
+    "the end of a .log": (lambda root: cut(root, 60, lambda data: data[:-5]), (80, 90)),
 }
 
 
@@ -122,6 +133,15 @@ def test_what_a_compaction_took_below_a_lost_segment_is_not_lost(root: BrokerRoo
     assert [offset.as_py() for offset in found] == [*range(60)]
     with pytest.raises(StorageError, match="the offsets 90 to 99 are lost"):
         records(log, "t")
+
+
+@pytest.mark.parametrize(
+    "keep, told", [(-5, "from byte 628 on"), (0, "from byte 0 on"), (1, "from byte 0 on")]
+)
+def test_a_loss_within_a_file_names_the_byte(root: BrokerRoot, keep: int, told: str) -> None:
+    cut(root, 60, lambda data: data[:keep])
+    with pytest.raises(StorageError, match=f"expected batches up to offset 89, found none {told}"):
+        records(kafkalog.open(root.path), "t")
 
 
 def test_a_lost_marker_of_a_transaction_hides_no_loss(tmp_path: Path) -> None:
@@ -212,6 +232,27 @@ def replicated_cleaned(root: BrokerRoot) -> None:
     write_segment(root.path / "t-0", 60, [batch(60, 3), batch(70, 20)])
 
 
+def died_after_its_first_swap(root: BrokerRoot) -> None:
+    """The cleaner took all of the first segment, and died before it wrote its checkpoint."""
+    write_segment(root.path / "t-0", 0, [])
+
+
+def stopped_within_a_round(root: BrokerRoot) -> None:
+    write_segment(root.path / "t-0", 0, [batch(0, 20)])
+    write_segment(root.path / "t-0", 30, [])
+
+
+def lost_the_cleaners_checkpoint(root: BrokerRoot) -> None:
+    """Only the first batches of a segment, and the last ones of another, were of older values."""
+    write_segment(root.path / "t-0", 0, [batch(0, 20)])
+    write_segment(root.path / "t-0", 30, [batch(40, 20)])
+
+
+def replicated_from_its_first_gap(root: BrokerRoot) -> None:
+    """A follower began anew where the leader has a gap."""
+    write_segment(root.path / "t-0", 0, [batch(7, 13)])
+
+
 def below_the_log_start(root: BrokerRoot) -> None:
     remove(root, 0, ".log")
     root.checkpoint(LOG_START, {"t-0": 35})
@@ -228,6 +269,10 @@ SOUND = (
     tiered,
     cleaned,
     replicated_cleaned,
+    died_after_its_first_swap,
+    stopped_within_a_round,
+    lost_the_cleaners_checkpoint,
+    replicated_from_its_first_gap,
     below_the_log_start,
     stale_cleaner_checkpoint,
 )

@@ -188,6 +188,8 @@ public class LogCleanerTwin {
             case "retain":
                 log.deleteOldSegments();
                 return String.valueOf(log.logStartOffset());
+            case "ages":
+                return json.writeValueAsString(ages(log));
             case "show":
                 return json.writeValueAsString(show(log));
             case "times":
@@ -198,7 +200,7 @@ public class LogCleanerTwin {
                 }
                 return "";
             case "close":
-                logs.remove(name).close();
+                stop(logs.remove(name));
                 return "";
             case "forget":
                 logs.remove(name).flush(true);
@@ -260,6 +262,13 @@ public class LogCleanerTwin {
         return new LogConfig(values);
     }
 
+    /** As LogManager does when its broker is stopped. */
+    private static void stop(UnifiedLog log) {
+        log.prepareActiveSegmentForClose();
+        log.flush(true);
+        log.close();
+    }
+
     /** A batch is an append, as it is when it comes from its producer. */
     private static void append(UnifiedLog log, Path file) throws Exception {
         ByteBuffer buffer = ByteBuffer.wrap(Files.readAllBytes(file));
@@ -319,6 +328,29 @@ public class LogCleanerTwin {
         shown.put("committed", read(log, FetchIsolation.TXN_COMMITTED));
         shown.put("scan", scan(log));
         return shown;
+    }
+
+    /** Of each segment: base, size, the age that Kafka believes, that of its batches, its file's. */
+    private static List<Object> ages(UnifiedLog log) throws Exception {
+        List<Object> found = new ArrayList<>();
+        for (LogSegment segment : log.logSegments()) {
+            long told = -1;
+            try {
+                for (RecordBatch batch : segment.log().batches()) {
+                    told = Math.max(told, batch.maxTimestamp());
+                }
+            } catch (Exception fault) {
+                told = Math.max(told, segment.lastModified());
+            }
+            found.add(
+                    List.of(
+                            segment.baseOffset(),
+                            segment.size(),
+                            segment.largestTimestamp(),
+                            told,
+                            segment.lastModified()));
+        }
+        return found;
     }
 
     /** Arguments: the times to be looked up. */

@@ -153,6 +153,11 @@ class KafkaCleaner:
         """Delete old segments; returns where the log starts."""
         return int(self._ask("retain", now_ms, name))
 
+    def ages(self, now_ms: int, name: str) -> list[list[int]]:
+        """Return by segment: base, size, the age that Kafka believes, its batches', its file's."""
+        found: list[list[int]] = json.loads(self._ask("ages", now_ms, name))
+        return found
+
     def show(self, now_ms: int, name: str) -> dict[str, Any]:
         """Return what a broker says of a log, and what its consumers read."""
         shown: dict[str, Any] = json.loads(self._ask("show", now_ms, name))

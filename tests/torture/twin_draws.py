@@ -10,7 +10,7 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from tests.builders.segment_files import name
 from tests.conformance.twin_batches import Taste, Writers, draw_taste
 from tests.conformance.twin_kafka import CleanerSettings, KafkaCleaner
 
-__all__ = ["LARGE_MAP", "META", "NOW_MS", "TOPIC", "Drawn", "draw_log", "sizes_of"]
+__all__ = ["LARGE_MAP", "META", "NOW_MS", "TOPIC", "Drawn", "draw_log", "held_by", "sizes_of"]
 
 NOW_MS: Final = 1_700_000_000_000
 TOPIC: Final = "t"
@@ -56,6 +56,8 @@ class Drawn:
     """There is the mark of a clean shutdown."""
     spoiled: list[str] = field(default_factory=list)
     """What was done to the files."""
+    held: frozenset[tuple[int, int]] = frozenset()
+    """The first and last offsets of its batches before that."""
 
     @property
     def directory(self) -> Path:
@@ -104,11 +106,14 @@ def draw_log(draw: random.Random, kafka: KafkaCleaner, root: Path, kafkas_name: 
     for number, path in enumerate(drawn.logs()):  # what has no timestamps is as old as its file
         seconds = drawn.now_ms // 1000 - draw.choice((0, 3_600)) + number
         os.utime(path, (seconds, seconds))
-    drawn.first_dirty = draw.choice((drawn.first_dirty, 0, *drawn.bases()))
-    points = (0, *drawn.bases(), drawn.bases()[-1], writers.end, writers.end + 5)
+    # No broker knows less than what it has cleaned; what it has not, is of a leader.
+    higher = [base for base in drawn.bases() if base >= drawn.first_dirty]
+    drawn.first_dirty = draw.choice((drawn.first_dirty, drawn.first_dirty, *higher))
+    points = (0, *drawn.bases(), drawn.bases()[-1], writers.end, writers.end)
     drawn.recovery_point = draw.choice(points)
     drawn.is_clean = not drawn.is_killed and draw.random() < 0.6
     drawn.now_ms += draw.choice((0, 1_000, 100_000, 10**8))
+    drawn.held = held_by(drawn.logs())
     return drawn
 
 
@@ -254,6 +259,18 @@ def sizes_of(data: bytes) -> Iterator[tuple[int, int]]:
             return
         yield position, size
         position += size
+
+
+def held_by(logs: Iterable[Path]) -> frozenset[tuple[int, int]]:
+    """Return the first and last offsets of the batches in some files; of old messages the last."""
+    found = []
+    for path in logs:
+        data = path.read_bytes()
+        for position, _ in sizes_of(data):
+            header = _HEADER.unpack_from(data.ljust(position + _HEADER.size), position)
+            more = header[6] if data[position + 16] == 2 else 0
+            found.append((header[0], header[0] + more))
+    return frozenset(found)
 
 
 def _indexes(base: int, data: bytes, interval: int) -> tuple[bytes, bytes]:

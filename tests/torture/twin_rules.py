@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tests.torture.twin_draws import Drawn
+from tests.builders.segment_files import name
+from tests.torture.twin_ages import true_time
+from tests.torture.twin_draws import Drawn, held_by, sizes_of
+from tests.torture.twin_files import are_sound, gaps, has_wrong_index, sound_end
 from tests.torture.twin_views import Difference
 
 __all__ = ["ENDS", "RULES", "rule_of"]
@@ -81,9 +84,77 @@ def _offset_is_wrong(found: Difference, drawn: Drawn) -> bool:
     return found.what == "load" and is_flipped and "Split operation" in found.theirs
 
 
-def _time_index_is_a_hint(found: Difference, drawn: Drawn) -> bool:
-    is_wrong = any(".timeindex" in act for act in drawn.spoiled)
-    return found.stage == "retention" and is_wrong
+def _time_index_is_a_hint(found: Difference, _: Drawn) -> bool:
+    """Kafka deletes by the last entries of the time indexes, and we by the batches."""
+    told = found.retention
+    if told is None or not told.is_explained:
+        return False
+    theirs, ours = told.start(lambda age: age.believed), told.start(true_time)
+    return (found.theirs, found.ours) == (theirs, ours)
+
+
+def _roll_is_refused(found: Difference, drawn: Drawn) -> bool:
+    """The last segment has less than a batch, so the next one would have its base offset."""
+    told = found.retention
+    if told is None or "Trying to roll a new log segment" not in str(found.theirs):
+        return False
+    last = told.ages[-1]
+    data = (drawn.directory / name(last.base, ".log")).read_bytes()
+    return bool(data) and not [*sizes_of(data)] and found.ours == told.end == last.base
+
+
+def _index_stops_a_round(found: Difference, _: Drawn) -> bool:
+    """Kafka's cleaner begins to read where an offset index says, also if no batch begins there."""
+    if found.what != "round" or "CorruptRecordException" not in found.theirs:
+        return False
+    assert found.directory is not None
+    logs = sorted(found.directory.glob("*.log"))
+    return found.ours.isdigit() and are_sound(logs) and has_wrong_index(logs)
+
+
+def _damaged_end_is_cut(found: Difference, drawn: Drawn) -> bool:
+    """After a clean shutdown Kafka compares no checksums."""
+    if not (found.what == "end" and found.stage in _AS_FOUND and drawn.is_clean):
+        return False
+    return bool(found.ours < found.theirs and found.ours == sound_end(drawn.logs()[-1]))
+
+
+def _stable_is_a_batch(found: Difference, _: Drawn) -> bool:
+    """Kafka looks up the batch of the first open transaction, and takes that one's base offset."""
+    if found.what != "stable" or found.directory is None:
+        return False
+    batches = held_by(found.directory.glob("*.log"))
+    reached = [first for first, last in batches if last >= found.ours]
+    return found.theirs == min(reached, default=None)
+
+
+def _damage_is_a_loss(found: Difference, drawn: Drawn) -> bool:
+    """The records behind damage in a segment, up to the next one, are out of reach."""
+    if found.what != "a loss" or found.lost is None:
+        return False
+    ends = {sound_end(path) for path in drawn.logs() if not are_sound([path])}
+    return found.lost.start in ends and found.lost.end in (*drawn.bases(), drawn.recovery_point)
+
+
+def _hole_is_a_loss(found: Difference, drawn: Drawn) -> bool:
+    """Only edges of segments have gaps, so nothing shows a compaction."""
+    if found.what != "a loss" or found.lost is None or found.theirs != "nothing gone, still []":
+        return False
+    begin = max(drawn.first_dirty, drawn.log_start)
+    holes = gaps(drawn.logs(), begin)
+    is_edge = all(int(path.stem) == end for path, _, end in holes)
+    return is_edge and any((found.lost.start, found.lost.end) == hole[1:] for hole in holes)
+
+
+def _marker_is_gone(found: Difference, drawn: Drawn) -> bool:
+    """A segment is gone, and what is left of a transaction contradicts its index."""
+    if found.what != "committed" or "in the .txnindex files" not in str(found.ours):
+        return False
+    return found.directory is not None and bool(drawn.held - held_by(drawn.logs()))
+
+
+def _loss_is_told(found: Difference, _: Drawn) -> bool:
+    return found.what == "a loss" and found.theirs == ""
 
 
 def _damage_is_raised(found: Difference, drawn: Drawn) -> bool:
@@ -154,6 +225,22 @@ _LOADS: Final = (
     "Kafka does not load a log with bytes of no batch behind its end after a clean shutdown, or "
     "with a base offset that is far off."
 )
+_LOADS_SOUND: Final = "kafkalog loads the sound part, and names the rest."
+_LOSSES: Final = (
+    "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
+    "without a word."
+)
+_HOLES: Final = (
+    "A gap between two segments counts as lost, unless the cleaner's checkpoint or a gap within a "
+    "segment shows a compaction."
+)
+_STABLE: Final = (
+    "The last stable offset is that of the first open transaction, or the log start above it. "
+    "Kafka may take the base offset of the batch there."
+)
+_ROLL: Final = (
+    "Retention removes the last segment even if its file is less than a batch. Kafka's fails then."
+)
 _PRODUCERS: Final = (
     "Kafka forgets producers and open transactions in three cases, and kafkalog does not: if an "
     "offset index is missing after a clean shutdown, if their batches lie below the log start, "
@@ -180,6 +267,14 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "lost leader epochs": (_EPOCHS, _epochs_are_lost),
     "a damaged tail is no refusal": (_LOADS, _damage_is_no_refusal),
     "a wrong base offset": (_LOADS, _offset_is_wrong),
+    "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
+    "a loss is told": (_LOSSES, _loss_is_told),
+    "damage is a loss": (_LOSSES, _damage_is_a_loss),
+    "a marker is gone": (_DAMAGE, _marker_is_gone),
+    "a hole is a loss": (_HOLES, _hole_is_a_loss),
+    "a last stable offset of a batch": (_STABLE, _stable_is_a_batch),
+    "a roll is refused": (_ROLL, _roll_is_refused),
+    "a wrong offset index stops no round": (_FILES, _index_stops_a_round),
     "damage within a log is raised": (_DAMAGE, _damage_is_raised),
     "a damaged log is not cleaned": (_CLEANS, _damage_is_not_cleaned),
     "old tombstones have a horizon": (_TOMBSTONES, _old_tombstones_stay),
@@ -194,6 +289,11 @@ ENDS: Final = (
     "a damaged log is not cleaned",
     "a producer's batches lie below the log start",
     "old tombstones have a horizon",
+    "a damaged end is cut",
+    "a time index is a hint",
+    "a marker is gone",
+    "a roll is refused",
+    "a wrong offset index stops no round",
 )
 """Rules after which the two cannot clean, delete and stop with the same result."""
 

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from kafkalog.errors import KafkaLogError
+from kafkalog.errors import CorruptBatchError, KafkaLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.broker.loader import LoadedPartition
+from kafkalog.storage_engine.segment.loss import Loss
 from tests.conformance.twin_kafka import KafkaCleaner
+from tests.torture.twin_ages import Retention
 from tests.torture.twin_draws import TOPIC
 
-__all__ = ["LARGEST", "Difference", "View", "differences", "kafkas_view", "our_view", "times_of"]
+__all__ = [
+    "LARGEST",
+    "Difference",
+    "View",
+    "difference_of_losses",
+    "differences",
+    "kafkas_view",
+    "our_view",
+    "times_of",
+]
 
 LARGEST: Final = -3
 """The time that asks for the record with the largest timestamp."""
@@ -33,6 +45,12 @@ class Difference:
     """Whether the files say what ours says: Kafka's own decoder has read them without an index."""
     rows: tuple[list[Any], list[Any]] | None = field(default=None, repr=False)
     """All records of both, where it is about them."""
+    retention: Retention | None = field(default=None, repr=False)
+    """What there was to delete, where it is about that."""
+    directory: Path | None = field(default=None, repr=False)
+    """Kafka's copy, where files say why."""
+    lost: Loss | None = None
+    """What we tell to be gone."""
 
     def __str__(self) -> str:
         told = ", as the files" if self.is_told else ""
@@ -110,10 +128,16 @@ def kafkas_view(kafka: KafkaCleaner, name: str, now_ms: int) -> View:
         {level: shown[level]["records"] for level in _LEVELS},
         {level: shown[level]["fault"] for level in _LEVELS if "fault" in shown[level]},
         {time: found[str(time)] for time in times},
-        None if "fault" in scan else Told(scan["records"], scan["stamps"]),
+        Told(scan["records"], scan["stamps"]) if _is_told(scan) else None,
         shown["epochs"],
         {int(number): entry for number, entry in shown["producers"].items()},
     )
+
+
+def _is_told(scan: Mapping[str, Any]) -> bool:
+    """Return whether files say what there is; no checksum covers the base offset of a batch."""
+    offsets = [stamp[0] for stamp in scan["stamps"]]
+    return "fault" not in scan and offsets == sorted({*offsets})
 
 
 def our_view(
@@ -198,6 +222,60 @@ def differences(stage: str, theirs: View, ours: View) -> Iterator[Difference]:
     for level in _LEVELS:
         yield from _records(stage, theirs, ours, level)
     yield from _times(stage, theirs, ours)
+
+
+def difference_of_losses(
+    stage: str,
+    theirs: View,
+    lost: Sequence[Loss],
+    log: KafkaLog,
+    gone: Iterable[tuple[int, int]],
+) -> Iterator[Difference]:
+    """Compare a log whose losses we tell with Kafka's, which goes on without a word.
+
+    `gone` has the first and last offsets of the batches that were there, and are not in Kafka's.
+    """
+    start, end = log.offsets(TOPIC)[0]
+    bounds = (min(theirs.start, lost[0].start), max(theirs.end, lost[-1].end))
+    if (start, end) != bounds:
+        yield Difference(stage, "bounds beside losses", bounds, (start, end))
+    left = theirs.told.records if theirs.told else theirs.records["uncommitted"]
+    for loss in lost:
+        fault = _fault(log, loss.start, loss.end)
+        if loss.start < loss.end and loss.what not in fault:
+            yield Difference(stage, "a read of a loss", loss.what, fault)
+        still = [row[0] for row in left if loss.start <= row[0] < loss.end]
+        is_gone = any(first < loss.end and loss.start <= last for first, last in gone)
+        told = "" if is_gone and not still else f"nothing gone, still {still}"
+        yield Difference(stage, "a loss", told, f"{loss.start} to {loss.end}", lost=loss)
+    found: list[Any] = []
+    ends = [start, *(loss.end for loss in lost)]
+    left = [row for row in left if not any(loss.start <= row[0] < loss.end for loss in lost)]
+    try:
+        for begin, until in zip(ends, [*(loss.start for loss in lost), end], strict=True):
+            found += _range(log, begin, until)
+    except CorruptBatchError as fault:
+        yield Difference(stage, "uncommitted", "records", f"CorruptBatchError: {fault}")
+        left = left[: len(found)]
+    if found != left:
+        yield Difference(stage, "records beside losses", left, found)
+
+
+def _range(log: KafkaLog, start: int, end: int) -> list[Any]:
+    rows: list[Any] = []
+    if start < end:
+        given = {"start": start, "end": end, "isolation_level": "read_uncommitted"}
+        for found in log.read(TOPIC, 0, include_headers=True, **given):
+            rows += _fields(found)
+    return rows
+
+
+def _fault(log: KafkaLog, start: int, end: int) -> str:
+    try:
+        _range(log, start, end)
+    except KafkaLogError as fault:
+        return str(fault)
+    return "no error"
 
 
 def _stable(stage: str, theirs: View, ours: View) -> Iterator[Difference]:

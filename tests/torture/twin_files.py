@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from tests.torture.twin_draws import sizes_of
 
-__all__ = ["are_sound", "gaps", "has_wrong_index", "sound_end"]
+__all__ = ["are_sound", "gaps", "has_wrong_index", "rising_end", "sound_end"]
 
 _CRC: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">ii")
@@ -21,8 +21,8 @@ _ENTRY: Final = struct.Struct(">ii")
 def _is_sound(batch: bytes) -> bool:
     """Return whether a checksum is right: of a batch, or of a message v0 or v1."""
     if batch[16] == 2:
-        return len(batch) >= 61 and _CRC.unpack_from(batch, 17)[0] == crc32c(batch[21:])
-    return _CRC.unpack_from(batch, 12)[0] == zlib.crc32(batch[16:])
+        return len(batch) >= 61 and batch[17:21] == _CRC.pack(crc32c(batch[21:]))
+    return batch[12:16] == _CRC.pack(zlib.crc32(batch[16:]))
 
 
 def _last_offset(batch: bytes) -> int:
@@ -67,6 +67,25 @@ def sound_end(path: Path) -> int:
     end = int(path.stem)
     for batch in _sound(path.read_bytes()):
         end = _last_offset(batch) + 1
+    return end
+
+
+def rising_end(logs: Sequence[Path]) -> int:
+    """Return the offset after the batches before the first one that is wrong, also by its offset.
+
+    A batch rises above those before it, and not into the next segment.
+    """
+    bounds = [*(int(path.stem) for path in logs[1:]), 2**63 - 1]
+    end = 0
+    for path, bound in zip(logs, bounds, strict=True):
+        data, end, read = path.read_bytes(), int(path.stem), 0
+        for batch in _sound(data):
+            first = struct.unpack_from(">q", batch)[0]
+            if first < end or _last_offset(batch) >= bound:
+                return end
+            end, read = _last_offset(batch) + 1, read + len(batch)
+        if read < len(data):
+            return end
     return end
 
 

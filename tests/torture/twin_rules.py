@@ -11,7 +11,7 @@ from typing import Final
 from tests.builders.segment_files import name
 from tests.torture.twin_ages import true_time
 from tests.torture.twin_draws import Drawn, held_by, sizes_of
-from tests.torture.twin_files import are_sound, gaps, has_wrong_index, sound_end
+from tests.torture.twin_files import are_sound, gaps, has_wrong_index, rising_end, sound_end
 from tests.torture.twin_views import Difference
 
 __all__ = ["ENDS", "RULES", "rule_of"]
@@ -64,17 +64,26 @@ def _lie_below_the_start(found: Difference, drawn: Drawn) -> bool:
         not drawn.is_clean
         and found.what == "producers"
         and all(
-            _is_same_producer(entry, found.ours.get(number))
+            _is_same_producer(entry, found.ours.get(number), drawn.log_start)
             for number, entry in found.theirs.items()
         )
     )
 
 
-def _is_same_producer(other: Sequence[int], mine: Sequence[int] | None) -> bool:
-    """Return whether two entries are one, but for the coordinator's epoch of an earlier marker."""
+def _is_same_producer(
+    other: Sequence[int], mine: Sequence[int] | None, log_start: int = -1
+) -> bool:
+    """Return whether two entries are one, but for the coordinator's epoch of an earlier marker.
+
+    A transaction may have begun in a segment below the log start.
+    """
     if mine is None:
         return False
+    if -1 < mine[4] < min(other[4], log_start):
+        mine = [*mine[:4], other[4]]
     is_same = [*other[:3], other[4]] == [*mine[:3], mine[4]]
+    if other[1] == -1:  # nothing but a marker of it was found
+        is_same = [other[0], *other[2:]] == [mine[0], *mine[2:]]
     return is_same and (other[3] == mine[3] or -1 in (other[3], mine[3]))
 
 
@@ -119,13 +128,47 @@ def _damaged_end_is_cut(found: Difference, drawn: Drawn) -> bool:
     return bool(found.ours < found.theirs and found.ours == sound_end(drawn.logs()[-1]))
 
 
+def _first_snapshot_is_at_the_start(found: Difference, drawn: Drawn) -> bool:
+    """A broker that is killed may have deleted what is below its first snapshot."""
+    first = drawn.bases()[0]
+    has_snapshot = (drawn.directory / name(first, ".snapshot")).exists()
+    if found.what != "producers" or drawn.is_clean or not drawn.log_start < first:
+        return False
+    return has_snapshot and found.ours.items() <= found.theirs.items()
+
+
+def _wrong_offset_is_the_end(found: Difference, drawn: Drawn) -> bool:
+    """No checksum covers a base offset, and Kafka takes any that its indexes can hold."""
+    if found.what not in ("end", "a loss") or drawn.is_clean or found.stage not in _AS_FOUND:
+        return False
+    if held_by(drawn.logs()) <= drawn.held:
+        return False
+    bases = drawn.bases()
+    first = max((n for n, base in enumerate(bases) if base <= drawn.recovery_point), default=0)
+    ends = rising_end(drawn.logs()[first:])
+    return ends == (found.ours if found.lost is None else found.lost.start)
+
+
+def _wrong_offset_stops_a_round(found: Difference, drawn: Drawn) -> bool:
+    is_wrong = not held_by(drawn.logs()) <= drawn.held
+    return found.what == "round" and is_wrong and "LogCleaningAborted" in found.theirs
+
+
+def _end_of_a_loss_is_behind(found: Difference, drawn: Drawn) -> bool:
+    """Kafka's log ends below the last batches, or begins anew, because an index says so."""
+    if found.what != "records beside losses" or not drawn.is_clean:
+        return False
+    is_prefix = found.theirs == found.ours[: len(found.theirs)]
+    return bool(is_prefix and has_wrong_index(drawn.logs()))
+
+
 def _stable_is_a_batch(found: Difference, _: Drawn) -> bool:
     """Kafka looks up the batch of the first open transaction, and takes that one's base offset."""
     if found.what != "stable" or found.directory is None:
         return False
     batches = held_by(found.directory.glob("*.log"))
     reached = [first for first, last in batches if last >= found.ours]
-    return found.theirs == min(reached, default=None)
+    return bool(found.theirs == min(reached, default=None))
 
 
 def _damage_is_a_loss(found: Difference, drawn: Drawn) -> bool:
@@ -140,17 +183,21 @@ def _hole_is_a_loss(found: Difference, drawn: Drawn) -> bool:
     """Only edges of segments have gaps, so nothing shows a compaction."""
     if found.what != "a loss" or found.lost is None or found.theirs != "nothing gone, still []":
         return False
+    place = (found.lost.start, found.lost.end)
+    if place == (drawn.log_start, drawn.bases()[0]):
+        return any(act.startswith("lose_segment") for act in drawn.spoiled)
     begin = max(drawn.first_dirty, drawn.log_start)
     holes = gaps(drawn.logs(), begin)
     is_edge = all(int(path.stem) == end for path, _, end in holes)
-    return is_edge and any((found.lost.start, found.lost.end) == hole[1:] for hole in holes)
+    return is_edge and any(place == hole[1:] for hole in holes)
 
 
 def _marker_is_gone(found: Difference, drawn: Drawn) -> bool:
-    """A segment is gone, and what is left of a transaction contradicts its index."""
+    """A segment or an index is spoiled, and what is left of a transaction contradicts its index."""
     if found.what != "committed" or "in the .txnindex files" not in str(found.ours):
         return False
-    return found.directory is not None and bool(drawn.held - held_by(drawn.logs()))
+    is_spoiled = any(".txnindex" in act for act in drawn.spoiled)
+    return is_spoiled or bool(drawn.held - held_by(drawn.logs()))
 
 
 def _loss_is_told(found: Difference, _: Drawn) -> bool:
@@ -231,12 +278,20 @@ _LOSSES: Final = (
     "without a word."
 )
 _HOLES: Final = (
-    "A gap between two segments counts as lost, unless the cleaner's checkpoint or a gap within a "
-    "segment shows a compaction."
+    "A gap between two segments, or before the first, counts as lost, unless the cleaner's "
+    "checkpoint or a gap within a segment shows a compaction."
 )
 _STABLE: Final = (
     "The last stable offset is that of the first open transaction, or the log start above it. "
     "Kafka may take the base offset of the batch there."
+)
+_FIRST: Final = (
+    "If a broker was killed after it had deleted segments, kafkalog forgets the producers of whom "
+    "only the snapshot at the first segment tells."
+)
+_OFFSETS: Final = (
+    "A log that is recovered ends before a batch whose offset lies below those before it, or in "
+    "the next segment. Kafka may read on, empty the segment, or stop its cleaner there."
 )
 _ROLL: Final = (
     "Retention removes the last segment even if its file is less than a batch. Kafka's fails then."
@@ -267,6 +322,10 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "lost leader epochs": (_EPOCHS, _epochs_are_lost),
     "a damaged tail is no refusal": (_LOADS, _damage_is_no_refusal),
     "a wrong base offset": (_LOADS, _offset_is_wrong),
+    "the first snapshot is at the start": (_FIRST, _first_snapshot_is_at_the_start),
+    "a wrong base offset is the end": (_OFFSETS, _wrong_offset_is_the_end),
+    "a wrong base offset stops no round": (_OFFSETS, _wrong_offset_stops_a_round),
+    "the end of a loss is behind a wrong index": (_FILES, _end_of_a_loss_is_behind),
     "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
     "a loss is told": (_LOSSES, _loss_is_told),
     "damage is a loss": (_LOSSES, _damage_is_a_loss),
@@ -292,6 +351,9 @@ ENDS: Final = (
     "a damaged end is cut",
     "a time index is a hint",
     "a marker is gone",
+    "the first snapshot is at the start",
+    "a wrong base offset is the end",
+    "a wrong base offset stops no round",
     "a roll is refused",
     "a wrong offset index stops no round",
 )

@@ -264,8 +264,8 @@ def difference_of_losses(
 def _range(log: KafkaLog, start: int, end: int) -> list[Any]:
     rows: list[Any] = []
     if start < end:
-        given = {"start": start, "end": end, "isolation_level": "read_uncommitted"}
-        for found in log.read(TOPIC, 0, include_headers=True, **given):
+        level = "read_uncommitted"
+        for found in log.read(TOPIC, 0, start, end, include_headers=True, isolation_level=level):
             rows += _fields(found)
     return rows
 

@@ -170,19 +170,41 @@ class ProducerHistory:
     ) -> tuple[list[AbortedTransaction], LogScanner]:
         """Replay a whole segment from the state at its base offset, and compare its checksums.
 
+        No checksum covers a batch's offset, so one that reaches into the next segment is damage.
         Calls `observe` with its sound batches. Returns the entries of its transaction index, and
         the scan, which knows the segment's sound end. Kafka: LogSegment.recover.
         """
         base_offset = segment.base_offset
         producers.end_offset = max(producers.end_offset, base_offset)
         aborted: list[AbortedTransaction] = []
+        bases = (other.base_offset for other in self.segments)
+        bound = next((base for base in bases if base > base_offset), layout.INT64_MAX)
         with LogScanner.opened(segment.log, RECOVER, next_offset=base_offset) as scan:
-            for found in scan:
+            for scanned in scan:
+                found = _below(bound, scan, scanned)
+                if not len(found.table):
+                    break
                 aborted += replay(producers, scan, found, start=base_offset)
                 sound = int(found.table.base_offsets.searchsorted(scan.next_offset))
                 if sound:
                     observe(found.first(sound))
         return aborted, scan
+
+
+def _below(bound: int, scan: LogScanner, found: ScannedBatches) -> ScannedBatches:
+    """Return the batches before the first one that reaches `bound`; the scan ends there."""
+    above = np.flatnonzero(found.table.last_offsets >= bound)
+    if not len(above):
+        return found
+    batch = int(above[0])
+    fault = CorruptBatchError(
+        found.path,
+        found.position_of(batch),
+        f"a batch below offset {bound}, where the next segment begins",
+        f"one up to offset {found.table.last_offsets[batch]}",
+    )
+    scan.refuse(found, batch, fault)
+    return found.first(batch)
 
 
 def replay(

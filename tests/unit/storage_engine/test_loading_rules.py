@@ -291,6 +291,21 @@ def test_a_log_ends_before_a_batch_whose_offsets_do_not_rise(tmp_path: Path, wro
     assert (log.bases(), log.read(loaded)) == ([0], [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize("place", [0, 3, 7])
+@pytest.mark.parametrize("wrong", [8, 15, 500, 2**24 + 3])
+def test_a_log_ends_before_a_batch_that_reaches_into_the_next_segment(
+    tmp_path: Path, place: int, wrong: int
+) -> None:
+    log = filled(tmp_path)
+    log.segments[0][place] = batch_data([Record(wrong, NOW_MS, b"k", b"v")])
+    log.write()
+    told = f"where the next segment begins, found one up to offset {wrong}"
+    assert told in log.load().damage[0]
+    loaded = log.repair()
+    assert loaded.state.high_watermark == place
+    assert log.read(loaded) == list(range(place))
+
+
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_zeros_of_a_preallocated_file_are_no_batches(tmp_path: Path, is_clean: bool) -> None:
     log = filled(tmp_path, segments=1)

@@ -12,10 +12,11 @@ from crc32c import crc32c
 
 from tests.torture.twin_draws import sizes_of
 
-__all__ = ["are_sound", "gaps", "has_wrong_index", "rising_end", "sound_end"]
+__all__ = ["are_sound", "gaps", "has_wrong_index", "producers_of", "rising_end", "sound_end"]
 
 _CRC: Final = struct.Struct(">I")
 _ENTRY: Final = struct.Struct(">ii")
+_PRODUCER: Final = struct.Struct(">qhiqiqiq")
 
 
 def _is_sound(batch: bytes) -> bool:
@@ -87,6 +88,17 @@ def rising_end(logs: Sequence[Path]) -> int:
         if read < len(data):
             return end
     return end
+
+
+def producers_of(snapshots: Iterable[Path]) -> dict[int, list[list[int]]]:
+    """Return by producer what snapshots say: epoch, sequence, time, coordinator, first offset."""
+    found: dict[int, list[list[int]]] = {}
+    for path in snapshots:
+        data = path.read_bytes()[10:]
+        whole = data[: len(data) // _PRODUCER.size * _PRODUCER.size]
+        for number, epoch, sequence, _, _, time, coordinator, first in _PRODUCER.iter_unpack(whole):
+            found.setdefault(number, []).append([epoch, sequence, time, coordinator, first])
+    return found
 
 
 def are_sound(logs: Iterable[Path]) -> bool:

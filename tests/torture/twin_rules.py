@@ -11,7 +11,14 @@ from typing import Final
 from tests.builders.segment_files import name
 from tests.torture.twin_ages import true_time
 from tests.torture.twin_draws import Drawn, held_by, sizes_of
-from tests.torture.twin_files import are_sound, gaps, has_wrong_index, rising_end, sound_end
+from tests.torture.twin_files import (
+    are_sound,
+    gaps,
+    has_wrong_index,
+    producers_of,
+    rising_end,
+    sound_end,
+)
 from tests.torture.twin_views import Difference
 
 __all__ = ["ENDS", "RULES", "rule_of"]
@@ -42,6 +49,18 @@ def _producers_are_kept(found: Difference, drawn: Drawn) -> bool:
         return False
     is_forgotten = found.what == "producers" and not found.theirs
     return is_forgotten or (found.what == "stable" and found.is_told)
+
+
+def _producers_are_of_a_snapshot(found: Difference, drawn: Drawn) -> bool:
+    """Kafka replays the batches from a missing index on, of which a compaction has taken some."""
+    is_missing = any(not path.with_suffix(".index").exists() for path in drawn.logs())
+    if drawn.is_clean or not is_missing or found.what != "producers":
+        return False
+    known = producers_of(drawn.directory.glob("*.snapshot"))
+    return found.theirs.keys() <= found.ours.keys() and all(
+        entry == found.theirs.get(number) or [*entry] in known.get(number, ())
+        for number, entry in found.ours.items()
+    )
 
 
 def _end_is_behind_the_index(found: Difference, drawn: Drawn) -> bool:
@@ -298,8 +317,8 @@ _ROLL: Final = (
 )
 _PRODUCERS: Final = (
     "Kafka forgets producers and open transactions in three cases, and kafkalog does not: if an "
-    "offset index is missing after a clean shutdown, if their batches lie below the log start, "
-    "and if they have expired before a later batch."
+    "offset index is missing, if their batches lie below the log start, and if they have expired "
+    "before a later batch."
 )
 _EPOCHS: Final = (
     "The list of leader epochs begins at the log start. If it is lost, Kafka lists those of the "
@@ -316,6 +335,7 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "the end is behind a wrong index": (_FILES, _end_is_behind_the_index),
     "a time index is a hint": (_FILES, _time_index_is_a_hint),
     "a lost offset index loses no producers": (_PRODUCERS, _producers_are_kept),
+    "the producers of a snapshot are kept": (_PRODUCERS, _producers_are_of_a_snapshot),
     "a producer's batches lie below the log start": (_PRODUCERS, _lie_below_the_start),
     "a producer had expired": (_PRODUCERS, _producer_had_expired),
     "leader epochs begin at the log start": (_EPOCHS, _epochs_begin_at_the_start),

@@ -185,9 +185,9 @@ def _stable_is_a_batch(found: Difference, _: Drawn) -> bool:
     """Kafka looks up the batch of the first open transaction, and takes that one's base offset."""
     if found.what != "stable" or found.directory is None:
         return False
-    batches = held_by(found.directory.glob("*.log"))
-    reached = [first for first, last in batches if last >= found.ours]
-    return bool(found.theirs == min(reached, default=None))
+    logs = sorted(found.directory.glob("*.log"))
+    reached = [first for first, last in held_by(logs) if last >= found.ours]
+    return bool(found.theirs == min(reached, default=int(logs[-1].stem)))  # it may be torn
 
 
 def _damage_is_a_loss(found: Difference, drawn: Drawn) -> bool:
@@ -204,7 +204,7 @@ def _hole_is_a_loss(found: Difference, drawn: Drawn) -> bool:
         return False
     place = (found.lost.start, found.lost.end)
     if place == (drawn.log_start, drawn.bases()[0]):
-        return any(act.startswith("lose_segment") for act in drawn.spoiled)
+        return any(act.startswith(("lose_segment", "move_log_start")) for act in drawn.spoiled)
     begin = max(drawn.first_dirty, drawn.log_start)
     holes = gaps(drawn.logs(), begin)
     is_edge = all(int(path.stem) == end for path, _, end in holes)

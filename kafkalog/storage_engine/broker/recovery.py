@@ -200,8 +200,6 @@ class _Repair:
             if scan.position < size:
                 files.truncate(fd, scan.position)
             files.sync_file(fd)
-        # Without any snapshot, a later run would take the broker for one that kept no producers.
-        producer_snapshot.write_snapshot(self.directory, producers)
         self._write_indexes(segment, builder, aborted)
 
     def _write_indexes(

@@ -328,7 +328,8 @@ def test_an_open_transaction_is_named(log: ObjectLog, tmp_path: Path) -> None:
     found = erased(log, "7")
     assert (found.deletions, found.is_erased) == ({}, False)
     assert any(
-        "A transaction is open from offset 1" in one.sentence for one in found.after.residuals
+        "The transaction of producer 1 is open from offset 1" in one.sentence
+        for one in found.after.residuals
     )
 
 

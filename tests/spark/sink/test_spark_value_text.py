@@ -18,7 +18,7 @@ from kafkalog.sink.upsert import PostgresUpsert, SQLiteUpsert, Upsert
 from tests.postgres_server import query as query_postgres
 from tests.spark.sink.test_spark_upsert import frame_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.chosen]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 INSTANTS = [
     *("2024-11-03T05:30:00Z", "2024-11-03T06:30:00Z"),  # one hour that New York's clocks repeat
@@ -29,7 +29,13 @@ INSTANTS = [
 LATE = "+12345-01-01T00:00:00.123456Z"
 
 
-@pytest.fixture(params=["America/New_York", "Europe/Lisbon", "UTC"])
+@pytest.fixture(
+    params=[
+        pytest.param("America/New_York", marks=pytest.mark.chosen),
+        "Europe/Lisbon",
+        "UTC",
+    ]
+)
 def zoned(spark: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     spark.conf.set("spark.sql.session.timeZone", request.param)
     yield spark

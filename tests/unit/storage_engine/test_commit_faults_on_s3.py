@@ -24,6 +24,10 @@ from tests.unit.storage_engine.store_log import batch, collect, committed, new_l
 
 OF_A_VICTIM = {Fault.VICTIM_BEFORE, Fault.VICTIM_AFTER, Fault.MEANWHILE}
 FAULTS = [each for each in Fault if each not in {*OF_A_VICTIM, Fault.SLOW_LINE}]
+THAT_WAIT = {Fault.STALE_404, Fault.LATE}
+IN_ORDER = [
+    pytest.param(each, marks=[pytest.mark.slow] if each in THAT_WAIT else []) for each in FAULTS
+]
 WRITER = """
 import pickle, sys
 from kafkalog.storage_engine.object_store.client import ObjectClient
@@ -83,7 +87,7 @@ class WriterProcess:
             return self.process.wait(60)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", IN_ORDER)
 def test_a_fault_at_any_request_of_a_commit_loses_and_doubles_nothing(
     s3_address: StoreAddress,
     store_proxy: StoreProxy,

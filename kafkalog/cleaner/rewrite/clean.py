@@ -89,16 +89,18 @@ def clean_round(
     erased: ErasedKeys | None = None,
     segment_of: Callable[[int], int] = lambda base_offset: base_offset,
     limit: int = layout.INT64_MAX,
+    high_watermark: int | None = None,
 ) -> LogToClean | None:
     """Clean as much of a partition as one round can; return the plan, or None if there was no work.
 
     The caller holds the partition's cleaner lock, and no swap is pending. The round takes `now_ms`
     as the time (C41), except for leases of pins. If `is_forced`, only pins of active readers hold
     it back. Tombstones of `erased` keys wait for no horizon. `segment_of` is that of
-    `group_segments_by_size`. Nothing at `limit` or above is cleaned. The round plans under the
-    cleaner lock, and with `only_if_due` leaves a partition that this plan does not find due. Adds
-    to `stats`; returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted;
-    finished swaps stay.
+    `group_segments_by_size`. Nothing at `limit` or above is cleaned. `high_watermark` is that of
+    the log of which this is a part (None: it is the log). The round plans under the cleaner lock,
+    and with `only_if_due` leaves a partition that this plan does not find due. Adds to `stats`;
+    returns the plan. Raises CorruptLogError, StorageError, OSError and CleaningAborted; finished
+    swaps stay.
     """
     directory = engine.partition_directory(topic, partition)
     described = engine.describe(
@@ -168,6 +170,7 @@ def clean_round(
                 chunk_size=config.io_buffer_size,
                 stats=stats,
                 check_abort=check,
+                high_watermark=high_watermark or snapshot.state.high_watermark,
                 erased=erased,
             )
             merges = config.merge_batches and topic_config.kafkalog_cleaner_merge_batches

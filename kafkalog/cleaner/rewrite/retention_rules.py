@@ -70,6 +70,8 @@ class RetentionRules:
     """Bytes read at once."""
     stats: CleanerStats
     check_abort: Callable[[], None]
+    high_watermark: int
+    """That of the log, whose last batch keeps its header."""
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no horizon."""
     earliest_delete_horizon_ms: int | None = None
@@ -87,7 +89,7 @@ class RetentionRules:
             seen = self.transactions.see(chunk)
             discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
             stays_empty = active.are_last(chunk.table)
-            stays_empty |= chunk.table.last_offsets + 1 == self.snapshot.state.high_watermark
+            stays_empty |= chunk.table.last_offsets + 1 == self.high_watermark
             # Batches that are wholly obsolete need not be decoded.
             is_gone = self.latest.obsolete_batches(chunk.table) & ~discards
             self.stats.records_read += int(chunk.table.counts[is_gone].sum())

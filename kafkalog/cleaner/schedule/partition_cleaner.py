@@ -73,6 +73,8 @@ class PartitionCleaner:
     """Whether the caller has found the partition due, so that this is not decided again."""
     limit: int = layout.INT64_MAX
     """Nothing at this offset or above is cleaned."""
+    high_watermark: int | None = None
+    """That of the log of which the engine has a part; None if it has the log."""
     segment_of: Callable[[int], int] = lambda base_offset: base_offset
     """Returns the segment of a file, as `group_segments_by_size` takes it."""
     waits: bool = False
@@ -144,6 +146,7 @@ class PartitionCleaner:
                     erased=self.erased,
                     segment_of=self.segment_of,
                     limit=self.limit,
+                    high_watermark=self.high_watermark,
                 )
                 if log is None and not force and not stats.rounds:
                     return  # another cleaner was quicker

@@ -130,6 +130,7 @@ class _Cleaning:
             erased=given.erased,
             is_due=True,
             limit=scratch.limit,
+            high_watermark=scratch.held.high_watermark,
             segment_of=scratch.segment_of,
         ).clean(self.topic, self.partition, force=force, until_clean=True)
         if stats is None:

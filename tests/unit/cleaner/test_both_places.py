@@ -128,3 +128,19 @@ def test_explain_says_what_a_partition_waits_for(
         log.append("t", [(f"k{number}", "v" * 40)], now_ms=NOW_MS + number)
     (found,) = log.explain("t", now_ms=NOW_MS + 20_000)
     assert (found.is_due, found.findings[0].code) == (False, code)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_batch_without_records_stays_only_at_the_end_of_the_log(
+    log: KafkaLog, goes_on: bool
+) -> None:
+    log.create_topic("t", 1, now_ms=NOW_MS)
+    log.append("t", [("a", None)], now_ms=NOW_MS)
+    log.clean("t", force=True, now_ms=NOW_MS + 1)
+    if goes_on:
+        log.append("t", [("b", "1")], now_ms=NOW_MS + 2 * DAY_MS)
+    log.clean("t", now_ms=NOW_MS + 2 * DAY_MS)
+    (status,) = log.status(now_ms=NOW_MS + 2 * DAY_MS)
+    assert status.last_cleaning is not None
+    header = 0 if goes_on else 61
+    assert (status.last_cleaning.bytes_written, status.clean_bytes) == (header, header)

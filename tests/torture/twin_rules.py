@@ -211,6 +211,18 @@ def _hole_is_a_loss(found: Difference, drawn: Drawn) -> bool:
     return is_edge and any(place == hole[1:] for hole in holes)
 
 
+def _index_tells_a_loss(found: Difference, drawn: Drawn) -> bool:
+    """The index of another segment lies in the place of that of an empty `.log`."""
+    if found.what != "a loss" or found.lost is None or found.theirs != "nothing gone, still []":
+        return False
+    path = drawn.directory / name(found.lost.start, ".log")
+    is_strange = any(
+        act.startswith("stale_index") and act.endswith(path.with_suffix(".index").name)
+        for act in drawn.spoiled
+    )
+    return is_strange and path.exists() and not path.stat().st_size
+
+
 def _marker_is_gone(found: Difference, drawn: Drawn) -> bool:
     """A segment or an index is spoiled, and what is left of a transaction contradicts its index."""
     if found.what != "committed" or "in the .txnindex files" not in str(found.ours):
@@ -265,6 +277,17 @@ def _damage_is_not_cleaned(found: Difference, drawn: Drawn) -> bool:
     return found.what == "round" and is_damaged and "the file is damaged" in found.ours
 
 
+def _damage_below_the_start_stops_no_round(found: Difference, drawn: Drawn) -> bool:
+    """Kafka's cleaner copies the segments below the log start, too."""
+    if found.what != "round" or found.theirs.isdigit() or not found.ours.isdigit():
+        return False
+    assert found.directory is not None
+    logs = sorted(found.directory.glob("*.log"))
+    ends = [int(path.stem) for path in logs[1:]]
+    damaged = [end for path, end in zip(logs, ends, strict=False) if not are_sound([path])]
+    return bool(damaged) and damaged[-1] <= drawn.log_start and are_sound(logs[-1:])
+
+
 def _old_tombstones_stay(found: Difference, drawn: Drawn) -> bool:
     """Our cleaner converts a message v0 or v1 first, and then judges it like any batch."""
     if not found.stage.startswith("round") or found.rows is None:
@@ -287,6 +310,11 @@ _DAMAGE: Final = (
     "at the end of an older segment."
 )
 _CLEANS: Final = "The cleaner does not clean a log that is damaged. Kafka's compares no checksums."
+_BELOW: Final = "Damage below the log start stops Kafka's cleaner, and not kafkalog's."
+_EMPTY: Final = (
+    "An offset index with entries shows that its empty `.log` has lost records, even if it is the "
+    "index of another segment."
+)
 _LOADS: Final = (
     "Kafka does not load a log with bytes of no batch behind its end after a clean shutdown, or "
     "with a base offset that is far off."
@@ -356,6 +384,8 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "a wrong offset index stops no round": (_FILES, _index_stops_a_round),
     "damage within a log is raised": (_DAMAGE, _damage_is_raised),
     "a damaged log is not cleaned": (_CLEANS, _damage_is_not_cleaned),
+    "damage below the log start stops no round": (_BELOW, _damage_below_the_start_stops_no_round),
+    "an index tells a loss": (_EMPTY, _index_tells_a_loss),
     "old tombstones have a horizon": (_TOMBSTONES, _old_tombstones_stay),
 }
 """By name, the sentence and the test."""
@@ -376,6 +406,7 @@ ENDS: Final = (
     "a wrong base offset stops no round",
     "a roll is refused",
     "a wrong offset index stops no round",
+    "damage below the log start stops no round",
 )
 """Rules after which the two cannot clean, delete and stop with the same result."""
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.builders.segment_files import name
 from tests.torture.twin_ages import true_time
-from tests.torture.twin_draws import Drawn, held_by, sizes_of
+from tests.torture.twin_draws import Drawn, held_by
 from tests.torture.twin_files import (
     are_sound,
     gaps,
@@ -122,13 +122,14 @@ def _time_index_is_a_hint(found: Difference, _: Drawn) -> bool:
 
 
 def _roll_is_refused(found: Difference, drawn: Drawn) -> bool:
-    """The last segment has less than a batch, so the next one would have its base offset."""
+    """The last segment has no sound batch, so the next one would have its base offset."""
     told = found.retention
     if told is None or "Trying to roll a new log segment" not in str(found.theirs):
         return False
     last = told.ages[-1]
     data = (drawn.directory / name(last.base, ".log")).read_bytes()
-    return bool(data) and not [*sizes_of(data)] and found.ours == told.end == last.base
+    is_torn = bool(data) and sound_end(drawn.directory / name(last.base, ".log")) == last.base
+    return is_torn and found.ours == told.end == last.base
 
 
 def _index_stops_a_round(found: Difference, _: Drawn) -> bool:
@@ -247,7 +248,22 @@ def _producer_had_expired(found: Difference, _: Drawn) -> bool:
     """A load of Kafka's forgets a producer that has expired at a snapshot, for a later batch."""
     if found.what != "producers" or found.theirs.keys() != found.ours.keys():
         return False
-    return all(_is_same_producer(entry, found.ours[key]) for key, entry in found.theirs.items())
+    forgetful, other = found.theirs, found.ours
+    if found.stage == "ours in their hands":  # held against what Kafka has loaded of its own
+        forgetful, other = other, forgetful
+    return all(_is_same_producer(entry, other[key]) for key, entry in forgetful.items())
+
+
+def _lost_end_has_producers(found: Difference, drawn: Drawn) -> bool:
+    """Kafka removes the snapshots of a segment that is not there, and replays what is left."""
+    snapshots = sorted(drawn.directory.glob("*.snapshot"))
+    if found.what != "producers" or found.stage not in _AS_FOUND or not snapshots:
+        return False
+    known = producers_of(snapshots)
+    is_behind = int(snapshots[-1].stem) > max(last for _, last in held_by(drawn.logs())) + 1
+    return is_behind and all(
+        [*entry] in known.get(number, ()) for number, entry in found.ours.items()
+    )
 
 
 def _epochs_begin_at_the_start(found: Difference, _: Drawn) -> bool:
@@ -324,6 +340,7 @@ _LOSSES: Final = (
     "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
     "without a word."
 )
+_LOST_END: Final = "A log that has lost its end keeps the offsets of it, and the producers."
 _HOLES: Final = (
     "A gap between two segments, or before the first, counts as lost, unless the cleaner's "
     "checkpoint or a gap within a segment shows a compaction."
@@ -341,7 +358,7 @@ _OFFSETS: Final = (
     "the next segment. Kafka may read on, empty the segment, or stop its cleaner there."
 )
 _ROLL: Final = (
-    "Retention removes the last segment even if its file is less than a batch. Kafka's fails then."
+    "Retention removes the last segment even if its file has no sound batch. Kafka's fails then."
 )
 _PRODUCERS: Final = (
     "Kafka forgets producers and open transactions in three cases, and kafkalog does not: if an "
@@ -375,6 +392,7 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "a wrong base offset stops no round": (_OFFSETS, _wrong_offset_stops_a_round),
     "the end of a loss is behind a wrong index": (_FILES, _end_of_a_loss_is_behind),
     "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
+    "a lost end has producers": (_LOST_END, _lost_end_has_producers),
     "a loss is told": (_LOSSES, _loss_is_told),
     "damage is a loss": (_LOSSES, _damage_is_a_loss),
     "a marker is gone": (_DAMAGE, _marker_is_gone),

@@ -254,15 +254,17 @@ def _producer_had_expired(found: Difference, _: Drawn) -> bool:
     return all(_is_same_producer(entry, other[key]) for key, entry in forgetful.items())
 
 
-def _lost_end_has_producers(found: Difference, drawn: Drawn) -> bool:
-    """Kafka removes the snapshots of a segment that is not there, and replays what is left."""
-    snapshots = sorted(drawn.directory.glob("*.snapshot"))
-    if found.what != "producers" or found.stage not in _AS_FOUND or not snapshots:
+def _snapshot_has_no_segment(found: Difference, drawn: Drawn) -> bool:
+    """Its segment is lost: Kafka removes it, and replays the batches below."""
+    if found.what != "producers" or found.stage not in _AS_FOUND:
         return False
-    known = producers_of(snapshots)
-    is_behind = int(snapshots[-1].stem) > max(last for _, last in held_by(drawn.logs())) + 1
-    return is_behind and all(
-        [*entry] in known.get(number, ()) for number, entry in found.ours.items()
+    bases = drawn.bases()
+    strays = [path for path in drawn.directory.glob("*.snapshot") if int(path.stem) not in bases]
+    known = producers_of(strays)
+    is_lost = any(int(path.stem) > bases[-1] for path in strays)
+    return is_lost and all(
+        entry == found.theirs.get(number) or [*entry] in known.get(number, ())
+        for number, entry in found.ours.items()
     )
 
 
@@ -340,7 +342,10 @@ _LOSSES: Final = (
     "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
     "without a word."
 )
-_LOST_END: Final = "A log that has lost its end keeps the offsets of it, and the producers."
+_STRAYS: Final = (
+    "A snapshot of producers counts even if no segment begins there. Kafka removes it, unless it "
+    "is the last one."
+)
 _HOLES: Final = (
     "A gap between two segments, or before the first, counts as lost, unless the cleaner's "
     "checkpoint or a gap within a segment shows a compaction."
@@ -392,7 +397,7 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "a wrong base offset stops no round": (_OFFSETS, _wrong_offset_stops_a_round),
     "the end of a loss is behind a wrong index": (_FILES, _end_of_a_loss_is_behind),
     "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
-    "a lost end has producers": (_LOST_END, _lost_end_has_producers),
+    "a snapshot has no segment": (_STRAYS, _snapshot_has_no_segment),
     "a loss is told": (_LOSSES, _loss_is_told),
     "damage is a loss": (_LOSSES, _damage_is_a_loss),
     "a marker is gone": (_DAMAGE, _marker_is_gone),
@@ -425,6 +430,7 @@ ENDS: Final = (
     "a roll is refused",
     "a wrong offset index stops no round",
     "damage below the log start stops no round",
+    "a snapshot has no segment",
 )
 """Rules after which the two cannot clean, delete and stop with the same result."""
 

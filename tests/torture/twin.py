@@ -247,7 +247,9 @@ class Pair:
         ages = [Age(*age) for age in self._kafka.ages(self._now_ms, "kafkas")]
         log_start, end = log.offsets(TOPIC)[0]
         is_explained = are_explained(ages, kafkas)
-        told = Retention(ages, self.drawn.config, log_start, end, self._now_ms, is_explained)
+        files = Path(self._directory, "ours", f"{TOPIC}-0").glob("*.log")
+        sizes = {int(path.stem): path.stat().st_size for path in files}
+        told = Retention(ages, self.drawn.config, log_start, end, self._now_ms, is_explained, sizes)
         try:
             start: int | str = self._kafka.retain(self._now_ms, "kafkas")
         except KafkaRefusedError as fault:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -39,6 +39,14 @@ class Retention:
     now_ms: int
     is_explained: bool
     """Whether each wrong time that Kafka believes is one that its files have."""
+    sizes: Mapping[int, int]
+    """The bytes of our segments, by base offset."""
+
+    def with_our_sizes(self) -> Retention | None:
+        """Return what our files have; None if their segments are not Kafka's."""
+        if self.sizes.keys() != {age.base for age in self.ages}:
+            return None
+        return replace(self, ages=[replace(age, size=self.sizes[age.base]) for age in self.ages])
 
     def start(self, time: Callable[[Age], int]) -> int:
         """Return the log start after a retention that goes by these times.

@@ -10,7 +10,7 @@ from typing import Final
 
 from tests.builders.segment_files import name
 from tests.torture.twin_ages import true_time
-from tests.torture.twin_draws import Drawn, held_by
+from tests.torture.twin_draws import Drawn, held_by, sizes_of
 from tests.torture.twin_files import (
     are_sound,
     gaps,
@@ -119,6 +119,26 @@ def _time_index_is_a_hint(found: Difference, _: Drawn) -> bool:
         return False
     theirs, ours = told.start(lambda age: age.believed), told.start(true_time)
     return (found.theirs, found.ours) == (theirs, ours)
+
+
+def _batches_are_fuller(found: Difference, _: Drawn) -> bool:
+    """A cleaning has merged batches, so retention.bytes has room for more records."""
+    told = found.retention
+    ours = None if told is None else told.with_our_sizes()
+    if told is None or ours is None or told.config["retention.bytes"] == "-1":
+        return False
+    starts = told.start(lambda age: age.believed), ours.start(true_time)
+    return told.is_explained and (found.theirs, found.ours) == starts
+
+
+def _magic_is_unknown(found: Difference, drawn: Drawn) -> bool:
+    """Neither the checksum nor Kafka cares for a magic byte above 2."""
+    if found.what != "end" or found.stage not in _AS_FOUND:
+        return False
+    logs = [path for path in drawn.logs() if int(path.stem) <= found.ours]
+    data = logs[-1].read_bytes()
+    starts = [place for place, _ in sizes_of(data) if data[place + 16] > 2]
+    return found.ours == sound_end(logs[-1]) and bool(starts)
 
 
 def _roll_is_refused(found: Difference, drawn: Drawn) -> bool:
@@ -342,6 +362,11 @@ _LOSSES: Final = (
     "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
     "without a word."
 )
+_FULLER: Final = (
+    "The cleaner keeps the same records at the same offsets as Kafka's, in fewer and fuller "
+    "batches. More of them therefore fit into `retention.bytes`."
+)
+_MAGIC: Final = "A batch whose magic byte is above 2 is damaged. Kafka reads it as one of format 2."
 _STRAYS: Final = (
     "A snapshot of producers counts even if no segment begins there. Kafka removes it, unless it "
     "is the last one."
@@ -397,6 +422,8 @@ RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "a wrong base offset stops no round": (_OFFSETS, _wrong_offset_stops_a_round),
     "the end of a loss is behind a wrong index": (_FILES, _end_of_a_loss_is_behind),
     "a damaged end is cut": (_LOADS_SOUND, _damaged_end_is_cut),
+    "batches are fuller": (_FULLER, _batches_are_fuller),
+    "an unknown magic": (_MAGIC, _magic_is_unknown),
     "a snapshot has no segment": (_STRAYS, _snapshot_has_no_segment),
     "a loss is told": (_LOSSES, _loss_is_told),
     "damage is a loss": (_LOSSES, _damage_is_a_loss),
@@ -431,6 +458,8 @@ ENDS: Final = (
     "a wrong offset index stops no round",
     "damage below the log start stops no round",
     "a snapshot has no segment",
+    "batches are fuller",
+    "an unknown magic",
 )
 """Rules after which the two cannot clean, delete and stop with the same result."""
 

@@ -29,7 +29,13 @@ FAULTS = [
     FileNotFoundError(errno.ENOENT, "mine", "/mine"),
     OSError(errno.ENOSPC, "mine"),
 ]
-KINDS = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+KINDS = pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(one, marks=pytest.mark.slow if n % 3 else (), id=type(one).__name__)
+        for n, one in enumerate(FAULTS)
+    ],
+)
 
 
 PLACES: dict[Path, Path | str] = {}

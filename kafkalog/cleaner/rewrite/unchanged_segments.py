@@ -117,7 +117,8 @@ class UnchangedSegments:
             return
         for segment in self._snapshot.open_segments(segments[0].base_offset, end):
             self._check_abort()
-            if segment.end_offset <= end:
+            # The last file of a store's part of a log is no active segment.
+            if min(segment.end_offset, self._snapshot.state.high_watermark) <= end:
                 yield segment
 
 

@@ -144,3 +144,16 @@ def test_a_batch_without_records_stays_only_at_the_end_of_the_log(
     assert status.last_cleaning is not None
     header = 0 if goes_on else 61
     assert (status.last_cleaning.bytes_written, status.clean_bytes) == (header, header)
+
+
+def test_a_cleaning_leaves_the_last_clean_segment_alone_if_nothing_in_it_has_changed(
+    log: KafkaLog,
+) -> None:
+    log.create_topic("t", 1, {"delete.retention.ms": "0", "segment.bytes": "100"}, now_ms=NOW_MS)
+    log.append("t", [("a", None)], now_ms=NOW_MS)
+    log.append("t", [("b", "v" * 300)], now_ms=NOW_MS)
+    log.clean("t", force=True, now_ms=NOW_MS + 1)
+    log.clean("t", now_ms=NOW_MS + 2)
+    (status,) = log.status(now_ms=NOW_MS + 3)
+    assert status.last_cleaning is not None
+    assert (status.last_cleaning.records_read, status.last_cleaning.bytes_written) == (1, 0)

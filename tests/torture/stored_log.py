@@ -25,6 +25,8 @@ TOPICS: Final = ("t", "u")
 _PLAIN: Final = {"compression.type": "uncompressed", "index.interval.bytes": "100"}
 _LAST: Final = (3, 1)
 """The turn and the number of the last commit."""
+_NONE: Final = (1, 1)
+"""Nothing is written then, so that no snapshot comes with the last commit."""
 KEYS: Final = tuple(b"k%d" % number for number in range(5))
 
 
@@ -67,7 +69,7 @@ def _prepare(directory: Path, address: StoreAddress) -> ObjectLog:
             store_manager.clean(log, "u", force=True, now_ms=NOW_MS)
         if (turn, number) == (3, 0):
             store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
-        if (turn, number) != _LAST:
+        if (turn, number) not in (_LAST, _NONE):
             log.append("u", _rows(turn, number), now_ms=NOW_MS + turn)
     return log
 

@@ -69,8 +69,9 @@ from kafkalog.storage_engine.reading.recorded_records import journal_of
 from kafkalog.storage_engine.segment import segments
 from kafkalog.storage_engine.writing.transaction import Transaction
 
+_NO_POLICY: Final = {"cleanup.policy": ""}
 _KEEP_ALL: Final = {
-    "cleanup.policy": "",
+    **_NO_POLICY,
     "retention.ms": "-1",
     "delete.retention.ms": str(layout.INT64_MAX),
 }
@@ -363,8 +364,9 @@ class _Adopting:
         if metadata is not None:
             known.update(self._usable(topic, metadata.config))
         known.update(given.get(topic, {}))
-        wanted = {**_KEEP_ALL, **known}
-        self._note_unknown(topic, config.TopicConfig.parse(wanted), _KEEP_ALL.keys() - known.keys())
+        kept = _KEEP_ALL if before is None else _NO_POLICY  # a topic of ours has our defaults
+        wanted = {**kept, **known}
+        self._note_unknown(topic, config.TopicConfig.parse(wanted), kept.keys() - known.keys())
         return wanted
 
     def _note_unknown(self, topic: str, found: config.TopicConfig, unknown: Set[str]) -> None:

@@ -97,7 +97,7 @@ OLD_BUGS: Final = (
         name="unsynced-plan",
         fault="A commit does not sync Spark's plan of the micro-batch, so a power cut changes it.",
         module="kafkalog.sink.writer",
-        before="        sync_plan(self.options.checkpoint, batchId)\n",
+        before="        sync_plan(self._checkpoint(messages), batchId)\n",
         after="",
         tests=(
             "unit/sink/test_sink_attempts.py::"

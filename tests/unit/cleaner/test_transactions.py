@@ -549,8 +549,9 @@ def test_random_logs_are_cleaned_as_the_slow_rules_say(
         expected += [batch for batch in log.batches() if batch.base >= done]
         done = log.end
         first_dirty = log.first_dirty_offset
+        has_clean = any(batch.base < first_dirty for batch in log.batches())
         stats = log.clean(now, config=config)
-        assert stats.rounds == 1
+        assert stats.rounds == int(has_clean or stats.end_offset > first_dirty)
         rest = [batch for batch in expected if batch.base >= stats.end_offset]
         cleaned, entries = naive_round(
             [batch for batch in expected if batch.base < stats.end_offset],

@@ -34,6 +34,7 @@ PROGRAMS: Final = (
     "damage",
     "fuzz",
     "model",
+    "twin",
 )
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""

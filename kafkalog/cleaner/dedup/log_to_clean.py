@@ -11,7 +11,7 @@ Kafka: LogToClean, and the methods cleanableOffsets and maxCompactionDelay of Lo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -290,12 +290,13 @@ def group_segments_by_size(
     The sums of the `.log` sizes and of both index sizes keep their limits, and a group's offsets
     span at most 2^31-1. A segment ends where the next one begins, the last one at `end`. A segment
     that is too large is a group of its own. Files of which `segment_of` returns one base offset are
-    one segment, unless they are too large together.
+    one segment.
     """
     groups: list[list[SegmentFiles]] = []
     totals = (0, 0, 0)
     limits = (max_size, max_index_size, max_index_size)
-    wholes = [*_wholes(segments, max_size, segment_of)]
+    by_segment = groupby(segments, key=lambda each: segment_of(each.base_offset))
+    wholes = [[*files_of_one] for _, files_of_one in by_segment]
     for place, whole in enumerate(wholes):
         figures = (
             sum(segment.size for segment in whole),
@@ -315,17 +316,6 @@ def group_segments_by_size(
             groups.append(whole)
             totals = figures
     return groups
-
-
-def _wholes(
-    segments: Sequence[SegmentFiles], max_size: int, segment_of: Callable[[int], int]
-) -> Iterator[list[SegmentFiles]]:
-    for _, files_of_one in groupby(segments, key=lambda each: segment_of(each.base_offset)):
-        whole = [*files_of_one]
-        if sum(segment.size for segment in whole) <= max_size:
-            yield whole
-        else:
-            yield from ([segment] for segment in whole)
 
 
 def _size(path: Path) -> int:

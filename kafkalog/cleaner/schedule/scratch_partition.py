@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -87,6 +88,11 @@ class ScratchPartition:
         self.limit = limit
         self.sources = closed_extents(state, topic, partition)
         """The segment objects, ascending."""
+        sizes = Counter[int]()
+        for placed in self.sources:
+            sizes[segment_of(placed)] += placed.extent.size
+        self._too_large = {base for base, size in sizes.items() if size > SEGMENT_SIZE_MAX}
+        """Segments whose files do not fit into one object."""
         self.end = self.sources[-1].extent.next_offset if self.sources else 0
         """Where they end."""
         self._inodes: dict[int, str] = {}
@@ -313,9 +319,13 @@ class ScratchPartition:
         return source not in self._keyed and path.exists()
 
     def segment_of(self, base_offset: int) -> int:
-        """Return the base offset of the segment that the file of a source belongs to."""
+        """Return the base offset of the segment that the file of a source belongs to.
+
+        The files of a segment that are too large for one object stay segments of their own.
+        """
         found = covering(self.sources, base_offset, base_offset + 1)
-        return segment_of(found[0]) if found else base_offset
+        segment = segment_of(found[0]) if found else base_offset
+        return base_offset if segment in self._too_large else segment
 
     def _extent(self, segment: SegmentFiles, end: int) -> Extent:
         times = TimeIndex(segment.time_index, segment.base_offset).last_entry()

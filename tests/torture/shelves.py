@@ -19,7 +19,6 @@ of docs/limits.md.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
 import json
@@ -32,7 +31,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,7 +54,7 @@ from kafkalog.storage_engine.segment import segment_times
 from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.twin_batches import Writers, draw_taste
-from tests.torture import Tally, parser
+from tests.torture import Tally, parser, portions_of
 from tests.torture.repeatable import repeatable
 from tests.torture.scratch import scratch
 from tests.torture.shelf_views import differences, plain, view
@@ -458,16 +457,6 @@ def judged(cases: tuple[int, ...], seed: int, directory: str) -> Judged:
     return result
 
 
-def chosen(options: argparse.Namespace) -> Iterator[tuple[int, ...]]:
-    """Yield the cases, by portions."""
-    if options.only:
-        yield tuple(map(int, options.only.split()))
-        return
-    count = _QUICK if options.quick else options.logs
-    for first in range(0, count, _PORTION):
-        yield tuple(range(first, min(first + _PORTION, count)))
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Draw, compare and report."""
     made = parser("shelves", __doc__)
@@ -478,7 +467,7 @@ def main(arguments: list[str] | None = None) -> None:
     steps: Counter[str] = Counter()
     with scratch("shelves") as directory:
         work = partial(judged, seed=options.seed, directory=str(directory))
-        portions = [*chosen(options)]
+        portions = [*portions_of(options, quick=_QUICK, size=_PORTION)]
         with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
             is_alone = options.jobs == 1 or len(portions) == 1
             for result in map(work, portions) if is_alone else workers.results(work, portions):

@@ -21,14 +21,12 @@ be, and names a sentence of docs/limits.md.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import random
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -47,7 +45,7 @@ from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata import checkpoints
 from tests.conformance import twin_kafka
 from tests.conformance.twin_kafka import KafkaCleaner, KafkaRefusedError
-from tests.torture import Tally, parser
+from tests.torture import Tally, parser, portions_of
 from tests.torture.scratch import scratch
 from tests.torture.twin_ages import Age, Retention, are_explained
 from tests.torture.twin_draws import LARGE_MAP, TOPIC, Drawn, draw_log, held_by
@@ -327,16 +325,6 @@ def judged(cases: tuple[int, ...], seed: int, scratch: str) -> Judged:
     return result
 
 
-def chosen(options: argparse.Namespace) -> Iterator[tuple[int, ...]]:
-    """Yield the cases, by portions."""
-    if options.only:
-        yield tuple(map(int, options.only.split()))
-        return
-    count = _QUICK if options.quick else options.logs
-    for first in range(0, count, _PORTION):
-        yield tuple(range(first, min(first + _PORTION, count)))
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Draw, compare and report."""
     made = parser("twin", __doc__)
@@ -353,7 +341,7 @@ def main(arguments: list[str] | None = None) -> None:
     compared = alike = faulty = 0
     with scratch("twin") as directory:
         work = partial(judged, seed=options.seed, scratch=str(directory))
-        portions = [*chosen(options)]
+        portions = [*portions_of(options, quick=_QUICK, size=_PORTION)]
         with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
             is_alone = options.jobs == 1 or len(portions) == 1
             results = map(work, portions) if is_alone else workers.results(work, portions)

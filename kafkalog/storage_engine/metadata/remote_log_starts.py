@@ -1,4 +1,4 @@
-"""Where the logs of a broker with tiered storage begin, kept while its directory is ours.
+"""The starts of the logs of a broker with tiered storage, kept while its directory is ours.
 
 Such a log begins in remote storage, below its first local segment (KIP-405). A broker deletes what
 remote storage has below the checkpointed log start, and finds the rest by the leader epochs. Both

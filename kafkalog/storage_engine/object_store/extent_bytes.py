@@ -1,8 +1,8 @@
 """The bytes of one extent, as a segment of the log: a `ByteSource` with stamped batches.
 
 The batches of a run count their offsets from 0. Base offset and leader epoch are stamped here, in
-the copy that is returned. No checksum covers these two fields. A read begins at a batch,
-as all reads of segments do. A segment object has its own offsets and epochs, and needs no stamp.
+the copy that is returned. No checksum covers these two fields. A read begins at a batch, as all
+reads of segments do. A segment object has its own offsets and epochs, and needs no stamp.
 
 Whole ranges are fetched, with those ahead: most reads go on. A lookup of a key wants one batch of a
 large segment. `scattered` fetches no more than that.

@@ -85,14 +85,14 @@ class Producer:
         *,
         batch_size: int,
         linger_ms: float,
-        clock: Callable[[], int] = clocks.now_ms,
+        clock: Callable[[], int] | None = None,
     ) -> None:
-        """`clock` returns epoch milliseconds, for records without a timestamp."""
+        """`clock` returns epoch ms, for records without a timestamp; default: the host's clock."""
         self.topic: Final = topic
         self._engine = engine
         self._batch_size = _checked_batch_size(batch_size)
         self._linger_s = _checked_linger_ms(linger_ms) / 1e3
-        self._clock = clock
+        self._clock = clock or clocks.now_ms
         self._id = uuid.uuid4()
         self._rules = TopicRules.of(engine.describe(topic))
         self._changed = threading.Condition()

@@ -68,11 +68,11 @@ def cleaned(
     from kafkalog.cleaner import CleanerConfig
     from kafkalog.cleaner.schedule import manager, store_manager
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     config = CleanerConfig(dedupe_buffer_size=buffer_size)
-    with Engine(Path(root)) if options is None else ObjectLog(root, options=options) as log:
+    with DirectoryLog(Path(root)) if options is None else ObjectLog(root, options=options) as log:
         clean: Callable[..., list[CleanerStats]] = (
             partial(store_manager.clean, log)
             if isinstance(log, ObjectLog)

@@ -29,7 +29,7 @@ from typing import Final
 import pyarrow as pa
 
 from bench import LESS, MORE, Side, compare_figures, in_turn, program, report
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 
 PARTITIONS: Final = 1_000
@@ -69,7 +69,7 @@ def measure(
     directory.mkdir()
     ours, bare, database = Side(), Side(), Side()
     table = Table(directory / "table.db")
-    with Engine(directory / "log") as log:
+    with DirectoryLog(directory / "log") as log:
         log.create_topic("t", partitions)
         now_ms = time.time_ns() // 1_000_000
         with log.transaction() as transaction:
@@ -123,7 +123,7 @@ def p95(times: Sequence[float]) -> float:
     return round(statistics.quantiles(times, n=20)[-1], 3)
 
 
-def check(log: Engine, expected: int) -> None:
+def check(log: DirectoryLog, expected: int) -> None:
     """End the program unless the log holds so many records."""
     found = sum(end - start for start, end in log.offsets("t").values())
     if found != expected:

@@ -33,8 +33,8 @@ import kafkalog
 from bench import Claim, compare_figures, program, report
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule import manager
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.place import directory_log_of
 
 MIB: Final = 1 << 20
 ALLOWANCE: Final = 32 * MIB
@@ -144,12 +144,14 @@ def clean(root: Path, budget: int, *, spill: bool) -> Cleaning:
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
         started = time.perf_counter()
         config = CleanerConfig(dedupe_buffer_size=budget, spill=spill)
-        (stats,) = manager.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
+        (stats,) = manager.clean(
+            directory_log_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config
+        )
         seconds = time.perf_counter() - started
         peak = memory("VmHWM")
         if stats.error:
             raise SystemExit(stats.error)
-        manager.sweep(engine_of(log), now_ms=NOW_MS + DAY_MS)
+        manager.sweep(directory_log_of(log), now_ms=NOW_MS + DAY_MS)
     return Cleaning(
         idle_bytes=idle,
         peak_bytes=peak,
@@ -167,7 +169,7 @@ def warm() -> None:
         fill(Path(scratch, "log"), 2_000)
         with kafkalog.open(Path(scratch, "log")) as log:
             config = CleanerConfig(dedupe_buffer_size=24 * 100)
-            manager.clean(engine_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
+            manager.clean(directory_log_of(log), TOPIC, force=True, now_ms=NOW_MS, config=config)
 
 
 def memory(name: str) -> int:

@@ -25,7 +25,7 @@ import kafkalog
 from bench import Claim, compare_figures, in_turn, overwritten, program, report
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.overwritten import TOPIC, Int64s
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 GROWTH: Final = 10
 HOT: Final = 100
@@ -94,7 +94,7 @@ class Log:
     def round(self, count: int) -> None:
         """Write `count` records of the hot keys and clean."""
         numbers = self._dice.integers(0, len(self._latest) // HOT, count)
-        with Engine(self._root) as engine:
+        with DirectoryLog(self._root) as engine:
             before = self.clean_bytes()
             overwritten.append(engine, numbers)
             end = overwritten.roll(engine)

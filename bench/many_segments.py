@@ -43,7 +43,7 @@ from bench.clean import check_alike
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.kafka_cleaner import KafkasCleaner, KafkasCleaning
 from bench.overwritten import NOW_MS, TOPIC, link, partition_of, roll, table
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 
 RECORDS: Final = 8
@@ -143,7 +143,7 @@ def build(root: Path, case: Case) -> int:
     """Write the log of a case; returns its end."""
     count = case.segments * RECORDS
     numbers = np.random.default_rng(1).permutation(np.arange(count) % (count // 2))
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         small = {"segment.bytes": str(SEGMENT_SIZE), "compression.type": "uncompressed"}
         engine.create_topic(TOPIC, 1, {"cleanup.policy": "compact", **small})
         rows = table(numbers, 0)

@@ -40,7 +40,7 @@ from bench.overwritten import TOPIC
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean, sweep
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.batch import iterate_headers
 
 TIMES: Final = 20
@@ -166,7 +166,7 @@ def zipf(key_count: int) -> npt.NDArray[np.int64]:
 def build(root: Path, keys: npt.NDArray[np.int64]) -> int:
     """Write the log; returns its end."""
     dice = np.random.default_rng(2)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic(TOPIC, 1, CONFIG)
         for start in range(0, len(keys), STEP):
             part = keys[start : start + STEP]
@@ -195,7 +195,7 @@ def values(names: pa.Array, start: int, dice: np.random.Generator) -> pa.Array:
 
 def cleaned(root: Path) -> Cleaned:
     """Clean a log."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         (stats,) = clean(engine, TOPIC, force=True, now_ms=NOW_MS * 2, config=CleanerConfig())
         sweep(engine, now_ms=NOW_MS * 3)
     if stats.error is not None:

@@ -17,9 +17,9 @@ from confluent_kafka.admin import NewTopic
 import kafkalog
 from bench.broker import full_size
 from bench.memory import peak_mib
-from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.ownership.release import release
 from tests.conformance import kafka
 
 __all__ = ["KilledBroker", "broker_of"]

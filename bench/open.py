@@ -49,9 +49,9 @@ from crc32c import crc32c
 import kafkalog
 from bench import MORE, compare_figures, leave_out, program, report
 from bench.mounted import KilledBroker
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance import kafka
 
 SIZE: Final = 10 << 30
@@ -76,7 +76,7 @@ OPEN: Final = """
 import json, re, sys, time
 started = time.perf_counter()
 import kafkalog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import engine_of
 log = kafkalog.open(sys.argv[1])
 partitions = sum(len(t.partitions) for t in engine_of(log).state().topics.values())
 seconds = time.perf_counter() - started
@@ -171,9 +171,9 @@ def build(root: Path, partitions: int, *, has_producers: bool) -> None:
     with unsynced():
         log = kafkalog.open(root)
         log.create_topic("t", partitions, {"min.cleanable.dirty.ratio": "0.1"})
-        with engine_of(log).transaction() as transaction:
+        with directory_log_of(log).transaction() as transaction:
             for number in range(partitions):
-                directory = engine_of(log).partition_directory("t", number)
+                directory = directory_log_of(log).partition_directory("t", number)
                 template.copy_to(directory)
                 if has_producers:
                     write_snapshot(directory, template.end)
@@ -198,13 +198,16 @@ class Template:
         if not root.exists():
             with unsynced(), kafkalog.open(root) as log:
                 log.create_topic("t", config={"segment.bytes": str(size)})
-                while engine_of(log).state().topic("t").partitions[0].active_base == 0:
+                while directory_log_of(log).state().topic("t").partitions[0].active_base == 0:
                     self._append(log)
-                while engine_of(log).state().topic("t").partitions[0].active_size < size * 9 // 10:
+                while (
+                    directory_log_of(log).state().topic("t").partitions[0].active_size
+                    < size * 9 // 10
+                ):
                     self._append(log)
         with kafkalog.open(root, read_only=True) as log:
-            state = engine_of(log).state().topic("t").partitions[0]
-            self._directory = engine_of(log).partition_directory("t", 0)
+            state = directory_log_of(log).state().topic("t").partitions[0]
+            self._directory = directory_log_of(log).partition_directory("t", 0)
         self.end, self.active_base = state.high_watermark, state.active_base
         self.active_size = state.active_size
 

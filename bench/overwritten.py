@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 
 __all__ = ["TOPIC", "append", "build", "digest", "link", "partition_of", "roll", "table"]
 
@@ -38,13 +38,13 @@ _SIZE: Final = 92
 
 def build(root: Path, numbers: Int64s, config: Mapping[str, str]) -> int:
     """Write a log of one record for each number, the number being its key; returns its end."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic(TOPIC, 1, {"cleanup.policy": "compact", **config})
         append(engine, numbers)
         return roll(engine)
 
 
-def append(engine: LogEngine, numbers: Int64s) -> None:
+def append(engine: Log, numbers: Int64s) -> None:
     """Append one record for each number."""
     start = engine.describe(TOPIC).partitions[0].high_watermark
     for first in range(0, len(numbers), STEP):
@@ -53,7 +53,7 @@ def append(engine: LogEngine, numbers: Int64s) -> None:
         engine.append(TOPIC, columns, now_ms=NOW_MS + start + first, batch_size=BATCH_SIZE)
 
 
-def roll(engine: Engine) -> int:
+def roll(engine: DirectoryLog) -> int:
     """Close the active segment; returns the log's end."""
     with engine.transaction() as transaction:
         transaction.roll(TOPIC, 0, NOW_MS)

@@ -142,9 +142,10 @@ def task_rows(task: int) -> pa.RecordBatch:
 
 def stage(root: Path, batch_id: int, task: int, rows: pa.RecordBatch) -> StagedMessage:
     """Do what a task of the sink does with its rows."""
+    log = shared_store(root, read_only=True)
     writer = StagedWriter(
-        root,
-        shared_store(root, read_only=True).state(),
+        log,
+        log.state(),
         writer_slug=writer_slug(WRITER, "t"),
         batch_id=batch_id,
         spark_partition=task,

@@ -32,8 +32,8 @@ from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.overwritten import TOPIC, Int64s
 from bench.stored import BUCKET, StoreServer, fault, make_secret, options_at, url_of
 from kafkalog.cleaner.schedule import store_manager
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 MIB: Final = 1 << 20
@@ -63,10 +63,10 @@ class Side:
         """Return the path or URL of a log."""
         return str(self.bucket / name) if self.options is None else url_of(name)
 
-    def opened(self, name: str) -> LogEngine:
+    def opened(self, name: str) -> Log:
         """Open a log."""
         if self.options is None:
-            return Engine(self.bucket / name)
+            return DirectoryLog(self.bucket / name)
         return ObjectLog(self.place(name), options=self.options)
 
     def fill(self, name: str, numbers: Int64s) -> None:
@@ -74,7 +74,7 @@ class Side:
         with self.opened(name) as log:
             log.create_topic(TOPIC, 1, CONFIG)
             overwritten.append(log, numbers)
-            if isinstance(log, Engine):
+            if isinstance(log, DirectoryLog):
                 overwritten.roll(log)
 
     def clean(self, name: str, buffer: int, *, is_counted: bool = True) -> Cleaning:

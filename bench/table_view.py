@@ -52,7 +52,7 @@ from bench.query_process import everything, peaks
 from bench.spark import session
 from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert, Upsert
 from kafkalog.sink.views.table_view import KTableView
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests import delta_spark
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def rows_of(numbers: Int64s, turn: int) -> pa.Table:
 
 def build(log: Path, keys: int) -> None:
     """Write the topic, each key once."""
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         engine.create_topic(TOPIC, PARTITIONS, CONFIG)
         for start in range(0, keys, STEP):
             numbers = np.arange(start, min(start + STEP, keys), dtype=np.int64)
@@ -144,7 +144,7 @@ def updates(keys: int, rate: int, seconds: float) -> Iterator[Int64s]:
 
 def feed(log: Path, keys: int, rate: int, seconds: float) -> None:
     """Append updates at a rate; print a line before, and then the seconds and MiB they took."""
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         print("ready", flush=True)
         started = time.monotonic()
         for turn, numbers in enumerate(updates(keys, rate, seconds)):

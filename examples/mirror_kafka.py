@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,7 +74,7 @@ def mirror(
     if a topic here has another number of partitions.
     """
     counts = partition_counts(spark, bootstrap, topics)
-    with Engine(path) as log:
+    with DirectoryLog(path) as log:
         for topic, count in counts.items():
             _check_count(log, topic, count)
         for topic, count in counts.items():
@@ -112,7 +112,7 @@ def partition_counts(spark: SparkSession, bootstrap: str, topics: Sequence[str])
     return {topic: len(partitions) for topic, partitions in ends.items()}
 
 
-def _check_count(log: Engine, topic: str, count: int) -> None:
+def _check_count(log: DirectoryLog, topic: str, count: int) -> None:
     known = log.state().topics.get(topic)
     if known is not None and len(known.partitions) != count:
         raise InvalidInputError(
@@ -148,7 +148,7 @@ def copy_directory(
     before they were copied are reported by a warning.
     """
     count = 0
-    with Engine(directory, read_only=True) as source, Engine(path) as log:
+    with DirectoryLog(directory, read_only=True) as source, DirectoryLog(path) as log:
         note = _Note(log.root.with_name(f"{log.root.name}.mirror.json"))
         wanted = [source.describe(topic) for topic in topics]
         starts = {topic.name: _starts(source, log, topic, note) for topic in wanted}
@@ -161,7 +161,9 @@ def copy_directory(
     return count
 
 
-def copy_partition(source: Engine, log: Engine, topic: str, partition: int, start: int) -> int:
+def copy_partition(
+    source: DirectoryLog, log: DirectoryLog, topic: str, partition: int, start: int
+) -> int:
     """Append the batches from `start`, this log's end; return the number of records."""
     count = 0
     with source.snapshot(topic, partition, start=start, known_end=start) as snapshot:
@@ -185,7 +187,7 @@ def copy_partition(source: Engine, log: Engine, topic: str, partition: int, star
     return count
 
 
-def _starts(source: Engine, log: Engine, topic: TopicState, note: _Note) -> list[int]:
+def _starts(source: DirectoryLog, log: DirectoryLog, topic: TopicState, note: _Note) -> list[int]:
     """Return each partition's next offset; raises InvalidInputError if it must not be copied."""
     if topic.absent:
         missing = ", ".join(f"{topic.name}-{number}" for number in sorted(topic.absent))
@@ -204,7 +206,9 @@ def _starts(source: Engine, log: Engine, topic: TopicState, note: _Note) -> list
     return [_next_offset(source, log, topic.name, number, is_noted) for number in range(count)]
 
 
-def _next_offset(source: Engine, log: Engine, topic: str, partition: int, is_noted: bool) -> int:
+def _next_offset(
+    source: DirectoryLog, log: DirectoryLog, topic: str, partition: int, is_noted: bool
+) -> int:
     """Return the end of a copy, where it continues; raises InvalidInputError if it is no copy."""
     where = f"{log.root}: {topic}-{partition}"
     remedy = "so it is no copy of it; copy into another log"
@@ -258,7 +262,7 @@ class _Note:
         self._path = path
         self._ids: dict[str, list[str]] = json.loads(path.read_text()) if path.exists() else {}
 
-    def check(self, source: Engine, topic: TopicState, here: TopicState) -> None:
+    def check(self, source: DirectoryLog, topic: TopicState, here: TopicState) -> None:
         """Raise InvalidInputError if the topic here was copied from another one."""
         theirs, ours = self._ids.get(topic.name, ("", ""))
         if here.topic_id == ours and topic.topic_id != theirs:

@@ -112,7 +112,7 @@ def copy(
     """
     from kafkalog.storage_engine.copying import copy as copying
     from kafkalog.storage_engine.fs import files
-    from kafkalog.storage_engine.log.log_engine import now_of
+    from kafkalog.storage_engine.log.log import now_of
     from kafkalog.storage_engine.place import open_engine
 
     with (

@@ -1,7 +1,7 @@
 """The public surface of a log: what `kafkalog.open` returns.
 
-A `KafkaLog` owns an `Engine`, the producers that it made and, if wanted, the background cleaner.
-Each method hands its work to a room below.
+A `KafkaLog` owns a `Log`, the producers that it made and, if wanted, the background cleaner. Each
+method hands its work to a room below.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast
 from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.log.log_engine import now_of
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.log.log import now_of
+from kafkalog.storage_engine.place import directory_log_of, open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
@@ -32,10 +31,10 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.erase import Erasure, Progress
     from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.storage_engine.directory.raw_append import Source
+    from kafkalog.storage_engine.log.results import CommitResult
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
-    from kafkalog.storage_engine.writing.commit import CommitResult
-    from kafkalog.storage_engine.writing.raw_append import Source
     from kafkalog.storage_engine.writing.record_producer import Producer
 
 __all__ = ["KafkaLog"]
@@ -119,7 +118,7 @@ class KafkaLog:
 
         Raises InvalidInputError for a log in an object store.
         """
-        return engine_of(self).root
+        return directory_log_of(self).root
 
     @property
     def cleaner(self) -> CleanerThread | None:
@@ -222,7 +221,7 @@ class KafkaLog:
         CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
         appended then. Kafka: UnifiedLog.appendAsFollower.
         """
-        return engine_of(self).append_raw(topic, partition, source, now_ms=now_ms)
+        return directory_log_of(self).append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.

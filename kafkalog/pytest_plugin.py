@@ -21,7 +21,7 @@ import pytest
 if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.log import KafkaLog
-    from kafkalog.storage_engine.writing.commit import CommitResult
+    from kafkalog.storage_engine.log.results import CommitResult
 
 __all__ = ["MakeTopic", "Topic", "kafkalog_log", "kafkalog_topic"]
 

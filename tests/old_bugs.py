@@ -75,7 +75,7 @@ OLD_BUGS: Final = (
     OldBug(
         name="lost-commit",
         fault="A commit that follows a failed one does not sync the name of its segment's file.",
-        module="kafkalog.storage_engine.writing.active_segment",
+        module="kafkalog.storage_engine.directory.active_segment",
         before="self.has_new_name = size == 0",
         after="self.has_new_name = False",
         tests=("torture/test_failed_calls.py::test_the_name_of_an_emptied_segment_is_synced",),

@@ -19,7 +19,7 @@ from kafkalog.cleaner.report.store_report import report
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
 from kafkalog.storage_engine.fs.clock import now_ms
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.storage_engine.engine import OpenedLog
+    from kafkalog.storage_engine.place import OpenedLog
 
 _MANAGER = "kafka_log_logcleanermanager_"
 _Figures: TypeAlias = Iterator[tuple[str, float, str]]
@@ -44,9 +44,9 @@ class CleanerMetrics:
     """
 
     def __init__(
-        self, log: LogEngine | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
+        self, log: Log | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._engine = log if isinstance(log, LogEngine) else log._engine
+        self._engine = log if isinstance(log, Log) else log._engine
         self._cleaner = cleaner
         self._clock = clock
         self._since_ms = clock()
@@ -195,7 +195,7 @@ def _of_store(log: ObjectLog, time_ms: int) -> Iterator[Metric]:
 
 @contextlib.contextmanager
 def served(
-    engine: LogEngine, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
+    engine: Log, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
 ) -> Iterator[int]:
     """Serve the metrics over HTTP at /metrics as long as the context lasts; yield the port.
 

@@ -23,16 +23,15 @@ from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import directory_log_of, open_engine
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.object_store.address import StoreAddress
 
 _SCHEMA = "stats string"
@@ -63,9 +62,9 @@ def clean(
     return results
 
 
-def _chosen(engine: LogEngine, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
+def _chosen(engine: Log, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
     if not isinstance(engine, ObjectLog):
-        return choose(engine_of(engine), topic, force=force, now_ms=now_ms()).partitions
+        return choose(directory_log_of(engine), topic, force=force, now_ms=now_ms()).partitions
     if force:
         store_manager.roll_active(engine, topic, now_ms=now_ms())
     store_manager.regroup_due(engine, now_ms=now_ms(), force=force)
@@ -73,14 +72,14 @@ def _chosen(engine: LogEngine, topic: str | None, force: bool) -> Sequence[tuple
     return store_manager.choose(state, topic, force=force, now_ms=now_ms()).partitions
 
 
-def _place(engine: LogEngine) -> str | StoreAddress:
+def _place(engine: Log) -> str | StoreAddress:
     """Return where the tasks find the log; it holds no secret."""
     if isinstance(engine, ObjectLog):
         return engine.address
-    return str(engine_of(engine).root.absolute())
+    return str(directory_log_of(engine).root.absolute())
 
 
-def _names(engine: LogEngine, topics: Sequence[str] | None) -> list[str | None]:
+def _names(engine: Log, topics: Sequence[str] | None) -> list[str | None]:
     if topics is None:
         return [None]
     if isinstance(topics, str):

@@ -39,8 +39,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Adopt, and print what was done."""
-    from kafkalog.storage_engine.broker import adopt as adopts
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.ownership import adopt as adopts
 
     given = topic_configs(config or [])
     with share_progress("adopting") as show:

@@ -46,8 +46,8 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
-    from kafkalog.storage_engine.writing.commit import CommitResult
+    from kafkalog.storage_engine.log.log import Log
+    from kafkalog.storage_engine.log.results import CommitResult
 
 EXAMPLES: Final = (
     "kafkalog append /data/shop stock changes.jsonl",
@@ -101,11 +101,11 @@ def command(
     for given in (file, raw):
         if given is not None and str(given) != "-":
             check_input(given)
-    from kafkalog.storage_engine.engine import engine_of
+    from kafkalog.storage_engine.place import directory_log_of
 
     with open_writable(path) as log:
         if raw is not None and partition is not None:
-            result = engine_of(log).append_raw(topic, partition, raw)
+            result = directory_log_of(log).append_raw(topic, partition, raw)
         else:
             record = json_record if lines is None else lines.record
             parse = partial(record, partition=partition, encoding=encoding)
@@ -135,7 +135,7 @@ def _text_lines(separator: str | None, null_marker: str | None, *, text: bool) -
     return None
 
 
-def _append(log: LogEngine, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
+def _append(log: Log, topic: str, file: Path | None, parse: _Parse) -> CommitResult:
     """Stage the records where the log wants them, in bounded memory, and commit it."""
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.writing.staging import StagedWriter

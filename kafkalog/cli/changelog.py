@@ -14,7 +14,7 @@ from kafkalog.storage_engine.reading import time_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
@@ -27,7 +27,7 @@ _SPAN: Final = 1 << 20
 class Changelog:
     """Partitions of a topic, and the records of them that are wanted."""
 
-    log: LogEngine
+    log: Log
     topic: str
     partitions: tuple[int, ...]
     isolation_level: str

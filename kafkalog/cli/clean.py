@@ -17,13 +17,13 @@ import typer
 from kafkalog.cli.app.arguments import AnyTopic, LogPath
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_table, progress
+from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.reading.pins import LivePins
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 EXAMPLES: Final = (
     "kafkalog clean /data/shop",
@@ -70,7 +70,7 @@ def _print(results: list[CleanerStats]) -> None:
     print_table(columns, rows)
 
 
-def _passed_over(log: LogEngine, topic: str | None, results: list[CleanerStats]) -> list[str]:
+def _passed_over(log: Log, topic: str | None, results: list[CleanerStats]) -> list[str]:
     """Return a line for each partition that needs cleaning and was not cleaned."""
     done = {(stats.topic, stats.partition) for stats in results}
     reasons = {
@@ -87,17 +87,17 @@ def _passed_over(log: LogEngine, topic: str | None, results: list[CleanerStats])
     ]
 
 
-def _statuses(log: LogEngine) -> list[PartitionStatus]:
+def _statuses(log: Log) -> list[PartitionStatus]:
     from kafkalog.cleaner.report.status import status
 
     return status(log, clock.now_ms())
 
 
-def _stable_ends(log: LogEngine) -> dict[tuple[str, int], int]:
+def _stable_ends(log: Log) -> dict[tuple[str, int], int]:
     return {(one.topic, one.partition): one.last_stable_offset for one in _statuses(log)}
 
 
-def _pinned(log: LogEngine, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
+def _pinned(log: Log, topic: str | None, ends: Mapping[tuple[str, int], int]) -> list[str]:
     """Return a line for each partition that a snapshot pin kept from being cleaned to `ends`."""
     lines: list[str] = []
     if not isinstance(log.root, Path):
@@ -121,7 +121,7 @@ def _pinned(log: LogEngine, topic: str | None, ends: Mapping[tuple[str, int], in
     return lines
 
 
-def _clean(log: LogEngine, topic: str | None, *, force: bool) -> list[CleanerStats]:
+def _clean(log: Log, topic: str | None, *, force: bool) -> list[CleanerStats]:
     """Clean, and show on a terminal how many of the bytes have been read."""
     from kafkalog.cleaner.schedule.manager import clean_and_retain
 
@@ -136,7 +136,7 @@ def _clean(log: LogEngine, topic: str | None, *, force: bool) -> list[CleanerSta
         return clean_and_retain(log, topic, force=force, progress=show)
 
 
-def _bytes_to_read(log: LogEngine, topic: str | None, force: bool) -> int:
+def _bytes_to_read(log: Log, topic: str | None, force: bool) -> int:
     """Return the bytes of the two passes: the dirty section, then all segments to rewrite."""
     total = 0
     for status in _statuses(log):

@@ -25,7 +25,7 @@ from kafkalog.cli.terminal.output import counted, note
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.schedule.thread import CleanerThread
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 
 EXAMPLES: Final = (
@@ -125,9 +125,7 @@ def _add(given: dict[str, str], name: str, option: str, value: int | None) -> No
 
 
 @contextlib.contextmanager
-def _metrics(
-    log: LogEngine, cleaner: CleanerThread, port: int | None, address: str
-) -> Iterator[None]:
+def _metrics(log: Log, cleaner: CleanerThread, port: int | None, address: str) -> Iterator[None]:
     if port is None:
         yield
         return

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.erase import Erasure
     from kafkalog.erasure.occurrences import Occurrences
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 EXAMPLES: Final = (
     "kafkalog erase /data/shop customers 4711 --dry-run",
@@ -154,7 +154,7 @@ def command(
     return 0 if found["erased"] else 1
 
 
-def _look(log: LogEngine, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
+def _look(log: Log, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> Occurrences:
     from kafkalog.erasure.occurrences import find_occurrences
     from kafkalog.storage_engine.fs import clock
 

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from kafkalog.datasource.checkpoint import QueryCheckpoint
     from kafkalog.datasource.offsets import TopicPartition
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import State
 
 
 def print_query_lag(
-    log: LogEngine, directory: str, topic: str | None, *, is_live: bool, json: bool
+    log: Log, directory: str, topic: str | None, *, is_live: bool, json: bool
 ) -> None:
     """Print a query's lag; `is_live`: a live broker's checkpoints report old ends."""
     from kafkalog.datasource.checkpoint import read_checkpoint

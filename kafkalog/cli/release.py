@@ -47,8 +47,8 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
 ) -> None:
     """Release, and print what was done."""
-    from kafkalog.storage_engine.broker import release as releases
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.ownership import release as releases
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
     with share_progress("releasing") as show:

@@ -43,7 +43,7 @@ from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from kafkalog.cli.terminal.colours import Style
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 EXAMPLES: Final = (
     "kafkalog status /data/shop",
@@ -81,9 +81,9 @@ def command(
 ) -> None:
     """Print the status."""
     from kafkalog.cli.picture.counts import is_counting
-    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url
+    from kafkalog.storage_engine.place import directory_log_of
 
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
@@ -110,7 +110,7 @@ def command(
         if is_store_url(path):
             _print_store(opened, topic, json=json)
             return
-        found = status_rows(path, engine_of(opened), topic)
+        found = status_rows(path, directory_log_of(opened), topic)
     if json:
         for row in found:
             print_json(row)
@@ -118,7 +118,7 @@ def command(
         _print(found)
 
 
-def _print_store(log: LogEngine, topic: str | None, *, json: bool) -> None:
+def _print_store(log: Log, topic: str | None, *, json: bool) -> None:
     from kafkalog.cli.store_status import print_store, store_rows
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -132,19 +132,19 @@ def _print_store(log: LogEngine, topic: str | None, *, json: bool) -> None:
 
 
 def _write_picture(
-    path: str, log: LogEngine, file: Path, topic: str | None, *, counts_dead: bool
+    path: str, log: Log, file: Path, topic: str | None, *, counts_dead: bool
 ) -> None:
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.cli.picture.figures import figures
     from kafkalog.cli.picture.page import page
-    from kafkalog.storage_engine.engine import engine_of
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.place import directory_log_of
 
     counts = Counts()
     if counts_dead:
         with progress("counting what is dead", lambda: len(log.topics())) as advance:
             for name in log.topics() if topic is None else [topic]:
-                counts.count(engine_of(log), name)
+                counts.count(directory_log_of(log), name)
                 advance(1)
     found = figures(path, log, counts, clock.now_ms(), topic)
     _write(file, page(found, is_live=False))

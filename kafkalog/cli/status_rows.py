@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.report.reported_directory import ReportedDirectory
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import PartitionState, State, WriterState
 
 
 def status_rows(
-    path: str, log: Engine, topic: str | None = None, plans: ReportedDirectory | None = None
+    path: str, log: DirectoryLog, topic: str | None = None, plans: ReportedDirectory | None = None
 ) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
     from kafkalog.cleaner.report.reported_directory import ReportedDirectory
@@ -137,7 +137,7 @@ def writer_row(writer: tuple[str, str], last: WriterState) -> dict[str, Any]:
 
 def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
     """Return the live snapshot pins: no cleaning passes them."""
-    from kafkalog.storage_engine.reading.pins import LEASE_MS, live_pins
+    from kafkalog.storage_engine.directory.pins import LEASE_MS, live_pins
 
     return [
         {
@@ -154,9 +154,10 @@ def pin_rows(root: Path, now_ms: int) -> list[dict[str, Any]]:
 
 def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     """Return the staged files: batches that are being written, or were never committed."""
+    from kafkalog.storage_engine.directory.commit import staged_paths
     from kafkalog.storage_engine.format.layout import parse_staged
+    from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
     from kafkalog.storage_engine.metadata.writer import writer_slug
-    from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS, staged_paths
     from kafkalog.storage_engine.writing.writers import writers
 
     known = {writer_slug(*writer): writer for writer in writers(state)}
@@ -184,7 +185,7 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-def cleaner_row(log: Engine) -> dict[str, Any]:
+def cleaner_row(log: DirectoryLog) -> dict[str, Any]:
     """Return whether a background cleaner runs (None: unknown), and what is being cleaned."""
     from kafkalog.cleaner.dedup.presence import is_cleaner_running
 
@@ -195,7 +196,7 @@ def cleaner_row(log: Engine) -> dict[str, Any]:
     }
 
 
-def _being_cleaned(log: Engine) -> Iterator[dict[str, Any]]:
+def _being_cleaned(log: DirectoryLog) -> Iterator[dict[str, Any]]:
     from kafkalog.cleaner.dedup.presence import is_being_cleaned
 
     for topic in log.state().topics.values():

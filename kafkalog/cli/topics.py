@@ -23,7 +23,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import PartitionState
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import TopicState
 
 VERBS: Final = {
@@ -165,7 +165,7 @@ def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
         print_json(topic)
 
 
-def _listed(log: LogEngine, topic: TopicState) -> dict[str, Any]:
+def _listed(log: Log, topic: TopicState) -> dict[str, Any]:
     described = _described(topic)
     offsets = size = 0
     for number in (each["partition"] for each in described["partitions"] if "error" not in each):

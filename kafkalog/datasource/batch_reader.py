@@ -54,7 +54,7 @@ class KafkaLogBatchReader(DataSourceReader):
         a view of the latest records has one per partition. Raises UnknownTopicError, and
         InvalidInputError for offsets that do not fit the partitions.
         """
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         with open_log(self.options) as store:
             state = store.state()
@@ -65,7 +65,7 @@ class KafkaLogBatchReader(DataSourceReader):
             _check(ranges)
             chosen = set(self._with_keys(assigned, state))
             pieces = [range_ for range_ in ranges if range_.partition in chosen]
-            if not isinstance(store, Store):
+            if not isinstance(store, ReadableDirectory):
                 changes, views = ([], pieces) if self.options.latest_view else (pieces, [])
                 return stored_partitions(store.store_state(), self.options, changes, views)
             # A view takes a partition whole: the latest record of a key may be anywhere in it.

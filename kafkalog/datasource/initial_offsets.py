@@ -31,7 +31,7 @@ from kafkalog.datasource.resolve import no_offset_matched, offsets_for_times
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import State
 
 _FROM_NOW_ON: Final = StartOrEnd(everywhere=LATEST)
@@ -53,7 +53,7 @@ class InitialOffsets:
     fault: InvalidInputError | None
 
     @classmethod
-    def find(cls, store: LogStore, options: SourceOptions, state: State) -> InitialOffsets:
+    def find(cls, store: ReadableLog, options: SourceOptions, state: State) -> InitialOffsets:
         """Look up the starts; missing topics have none, and are the `fault`."""
         missing = options.subscription.missing_topics(state)
         fault: InvalidInputError | None = options.subscription.missing_fault(state)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.place import opened_for_spark, spark_path
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class KTable:
 
         return with_previous(changes)
 
-    def _log(self) -> LogStore:
+    def _log(self) -> ReadableLog:
         return opened_for_spark({**self.options, "path": self.path})
 
     def _session(self) -> SparkSession:

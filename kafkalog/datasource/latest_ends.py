@@ -15,7 +15,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import State
 
 _LOGGER = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _PAUSE_S: Final = 0.1
 class LatestEnds:
     """Looks up the ends; costs one small read while nothing is committed."""
 
-    def __init__(self, store: LogStore, options: SourceOptions) -> None:
+    def __init__(self, store: ReadableLog, options: SourceOptions) -> None:
         self._store = store
         self._options = options
         self._state: State | None = None
@@ -109,9 +109,9 @@ class LatestEnds:
         )
 
     def _is_live(self, partition: TopicPartition) -> bool:
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
-        assert isinstance(self._store, Store)
+        assert isinstance(self._store, ReadableDirectory)
         root = self._store.partition_directory(*partition).parent
         return locks.RootLock(root).is_held_alone()
 

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.datasource.micro_batch import held_partition
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition
 from kafkalog.errors import InvalidInputError, MomentPassedError, StorageError
+from kafkalog.storage_engine.directory.pin_file import Pin
+from kafkalog.storage_engine.directory.pins import Action, hold, hold_changelog, pin, renew
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.reading.pin_file import Pin
-from kafkalog.storage_engine.reading.pins import Action, hold, hold_changelog, pin, renew
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
     from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import State, TopicState
-    from kafkalog.storage_engine.store import Store
 
 _RENEWAL_S: Final = 60.0
 _OF_ONE_DRIVER: Final = "blockmgr-"
@@ -51,7 +51,9 @@ def driver_name() -> str:
 
 
 @contextlib.contextmanager
-def held_pin(store: Store, driver: str, *, is_changelog: bool = False) -> Iterator[Pin | None]:
+def held_pin(
+    store: ReadableDirectory, driver: str, *, is_changelog: bool = False
+) -> Iterator[Pin | None]:
     """Yield the pin of the action that this task belongs to, and hold it.
 
     Yields None outside a Spark task, in a root that is not writable, and in a broker's directory.
@@ -69,7 +71,7 @@ def held_pin(store: Store, driver: str, *, is_changelog: bool = False) -> Iterat
         yield found
 
 
-def pin_ends(store: Store, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
+def pin_ends(store: ReadableDirectory, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
     """Pin the log at the given ends for later tasks, and hold the pin until `held` is closed.
 
     Returns None if the root is not writable or a cleaner has passed all ends.
@@ -86,7 +88,7 @@ def pin_ends(store: Store, ends: Offsets, held: contextlib.ExitStack) -> Path | 
 
 
 def as_pinned(
-    store: Store, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
+    store: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> OffsetRange | None:
     """Return a range with an open end as of the pin; None if the partition did not exist then.
 

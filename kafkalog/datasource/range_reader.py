@@ -24,10 +24,10 @@ from kafkalog.plain_errors import plain
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kafkalog.storage_engine.directory.pin_file import Pin
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-    from kafkalog.storage_engine.reading.pin_file import Pin
-    from kafkalog.storage_engine.store import Store
 
 _VIEW_BUDGET: Final = 128 << 20
 """Bytes of the map that finds the latest record of each key; the cleaner's default."""
@@ -86,10 +86,12 @@ class RangeReader:
             yield from self._stored(partition.ranges, is_stream=not self.driver)
         if not isinstance(partition, OffsetRangePartition):
             return
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         with contextlib.ExitStack() as opened:
-            store = Store(self.options.directories, read_only=True, create=False, is_task=True)
+            store = ReadableDirectory(
+                self.options.directories, read_only=True, create=False, is_task=True
+            )
             opened.enter_context(store)
             pin = None
             if isinstance(partition, SnapshotPartition):
@@ -102,7 +104,11 @@ class RangeReader:
                 yield from self._read_range(store, range_, pin, partition)
 
     def _read_range(
-        self, store: Store, range_: OffsetRange, pin: Pin | None, partition: OffsetRangePartition
+        self,
+        store: ReadableDirectory,
+        range_: OffsetRange,
+        pin: Pin | None,
+        partition: OffsetRangePartition,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range in a directory, as of the pin."""
         is_snapshot = isinstance(partition, SnapshotPartition)
@@ -204,7 +210,7 @@ class RangeReader:
                 del left[0]
 
     def _snapshot(
-        self, store: Store, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
+        self, store: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
     ) -> PartitionSnapshot:
         """Open the partition; a view of the latest records needs a snapshot of the whole partition.
 
@@ -309,7 +315,10 @@ class RangeReader:
 
 
 def _added(
-    store: Store, partition: OffsetRangePartition, pin: Pin | None, options: SourceOptions
+    store: ReadableDirectory,
+    partition: OffsetRangePartition,
+    pin: Pin | None,
+    options: SourceOptions,
 ) -> Iterator[OffsetRange]:
     """Yield the ranges of partitions that a topic got after the read was planned, as of the pin.
 

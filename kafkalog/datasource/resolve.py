@@ -20,11 +20,11 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.reading.time_offsets import offset_for_time
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
 
 
 def offsets_for_times(
-    store: LogStore, times: Mapping[TopicPartition, int], *, isolation_level: str
+    store: ReadableLog, times: Mapping[TopicPartition, int], *, isolation_level: str
 ) -> dict[TopicPartition, int | None]:
     """Return the offset of the first record since each time (epoch ms); None without one.
 
@@ -38,7 +38,7 @@ def offsets_for_times(
 
 
 def starting_offsets(
-    store: LogStore, options: SourceOptions, assigned: Iterable[TopicPartition]
+    store: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
     """Return the start of each assigned partition; -2 if no option gives it.
 
@@ -72,7 +72,7 @@ def no_offset_matched(
 
 
 def ending_offsets(
-    store: LogStore, options: SourceOptions, assigned: Iterable[TopicPartition]
+    store: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
     """Return the end of each assigned partition; -1 if no option gives it.
 

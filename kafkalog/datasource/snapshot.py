@@ -26,7 +26,7 @@ from kafkalog.datasource.range_reader import SnapshotPartition
 
 if TYPE_CHECKING:
     from kafkalog.datasource.offset_range import OffsetRange
-    from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class HeldViews:
         self._ends: Offsets = {}
         self._held = contextlib.ExitStack()
 
-    def hold(self, store: Store, begin: Offsets, ends: Offsets) -> None:
+    def hold(self, store: ReadableDirectory, begin: Offsets, ends: Offsets) -> None:
         """Pin the ends of the partitions that a micro-batch from `begin` is the first to read.
 
         Earlier ends are released. Nothing is held if the log cannot be pinned.
@@ -68,7 +68,7 @@ class HeldViews:
 
 
 def split_off_snapshots(
-    store: Store, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
+    store: ReadableDirectory, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
 ) -> tuple[list[SnapshotPartition], list[OffsetRange]]:
     """Return the partitions whose view is read, with their ends held, and the other ranges.
 

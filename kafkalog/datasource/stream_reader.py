@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.object_store.polled_log import PolledLog
-    from kafkalog.storage_engine.store import Store
 
 
 _TRIES: Final = 5
@@ -71,7 +71,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._now_ms = now_ms
         self._parsed: SourceOptions | None = None
-        self._store: Store | PolledLog | None = None
+        self._store: ReadableDirectory | PolledLog | None = None
         self._initial: InitialOffsets | None = None
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
@@ -138,10 +138,10 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
         """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         store = self._opened()
-        if isinstance(store, Store):  # objects are immutable and need no pin
+        if isinstance(store, ReadableDirectory):  # objects are immutable and need no pin
             self._views.hold(store, from_json(start), from_json(end))
         return not self._views.are_passed
 
@@ -189,14 +189,14 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         restarted since, this waits for its checkpoint to reach the batch. A log in an object store
         is polled only if it was not known yet up to `end`.
         """
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         options, store = self._options(), self._opened()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
         begin, until = from_json(start), from_json(end)
-        if not isinstance(store, Store) and not _is_known(until, store.state()):
+        if not isinstance(store, ReadableDirectory) and not _is_known(until, store.state()):
             store.poll()
         self._latest().wait_for(
             {p: end for p, end in until.items() if begin.get(p, EARLIEST) < end}
@@ -218,7 +218,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
-        if not isinstance(store, Store):
+        if not isinstance(store, ReadableDirectory):
             is_view = {p: options.latest_view and is_unread(p, begin) for p in until}
             changes = [range_ for range_ in ranges if not is_view[range_.partition]]
             unread = [range_ for range_ in ranges if is_view[range_.partition]]
@@ -257,18 +257,18 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._parsed = parsed
         return self._parsed
 
-    def _opened(self) -> Store | PolledLog:
+    def _opened(self) -> ReadableDirectory | PolledLog:
         if self._store is None:
             self._store = open_log(self._options())
         return self._store
 
-    def _polled(self) -> Store | PolledLog:
+    def _polled(self) -> ReadableDirectory | PolledLog:
         """Return the log with its present state, which one in an object store keeps meanwhile."""
-        from kafkalog.storage_engine.store import Store
+        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         is_new = self._store is None
         store = self._opened()
-        if not isinstance(store, Store) and not is_new:
+        if not isinstance(store, ReadableDirectory) and not is_new:
             store.poll()
         return store
 

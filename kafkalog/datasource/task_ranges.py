@@ -20,15 +20,15 @@ from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 
 if TYPE_CHECKING:
     from kafkalog.datasource.options import SourceOptions
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.store import Store
 
 SPLIT_BYTES: Final = 128 << 20
 """The most bytes of the log for one task, as Spark's `maxPartitionBytes` for files."""
 
 
 def task_ranges(
-    store: Store, options: SourceOptions, ranges: list[OffsetRange]
+    store: ReadableDirectory, options: SourceOptions, ranges: list[OffsetRange]
 ) -> list[OffsetRange]:
     """Split resolved ranges: by the options, as in Spark, or else by bytes."""
     if options.min_partitions is None and options.max_records_per_partition is None:
@@ -37,7 +37,7 @@ def task_ranges(
 
 
 def split_by_bytes(
-    store: Store, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
+    store: ReadableDirectory, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
     """Split a range into pieces of about equal size, at most `max_bytes` on disk.
 

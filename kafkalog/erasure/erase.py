@@ -38,19 +38,19 @@ from kafkalog.erasure.topic_files import (
     topic_files,
 )
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.segment.segments import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 _NO_RECORD, _DATA, _DELETION = 0, 1, 2
@@ -82,7 +82,7 @@ class Erasure:
 
 
 def erase(
-    engine: LogEngine,
+    engine: Log,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -134,7 +134,7 @@ def erase(
         cleanings = store.clean(partitions, erased, partial(_tell, progress))
     else:
         cleanings = _clean(
-            engine_of(engine),
+            directory_log_of(engine),
             topic,
             partitions,
             erased=erased,
@@ -148,7 +148,7 @@ def erase(
         store.remove_dropped(partitions, now=now, wait=wait)
     else:
         retired = {one.file.partition for one in before.files if _is_retired(one)}
-        directory = engine_of(engine)
+        directory = directory_log_of(engine)
         _remove_retired(directory, topic, {*partitions, *retired}, policy, now=now, wait=wait)
         _sync_names(directory, topic)
     after = scan("looking again", was_erased=True)
@@ -159,7 +159,7 @@ def erase(
 
 
 def _delete(
-    engine: LogEngine, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
+    engine: Log, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
     """Write tombstones for the keys whose latest record is not one, in one commit."""
     import pyarrow as pa
@@ -207,7 +207,7 @@ def _latest(
 
 
 def _clean(
-    engine: Engine,
+    engine: DirectoryLog,
     topic: str,
     partitions: list[int],
     *,
@@ -239,7 +239,7 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
     progress("cleaning", stats.map_bytes_read + stats.bytes_read, of)
 
 
-def _bytes_to_clean(engine: Engine, topic: str, partition: int, now_ms: int) -> int:
+def _bytes_to_clean(engine: DirectoryLog, topic: str, partition: int, now_ms: int) -> int:
     try:
         log, _ = Plans(engine, now_ms).of(topic, partition)
     except (OSError, KafkaLogError) as raised:
@@ -253,7 +253,7 @@ def _is_retired(occurrences: FileOccurrences) -> bool:
 
 
 def _remove_retired(
-    engine: Engine,
+    engine: DirectoryLog,
     topic: str,
     partitions: Set[int | None],
     config: TopicConfig,
@@ -286,7 +286,7 @@ def _remove_retired(
         sweep_deleted(directory, older_than_ms=delay_ms, now_ms=until_ms)
 
 
-def _sync_names(engine: Engine, topic: str) -> None:
+def _sync_names(engine: DirectoryLog, topic: str) -> None:
     """Make durable which files are gone, also those that a dead process replaced or removed."""
     partitions = partition_directories(engine, topic)
     for directory in sorted({*root_directories(engine, partitions), *partitions}):

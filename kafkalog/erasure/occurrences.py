@@ -11,13 +11,13 @@ from kafkalog.erasure.residuals import Residual, residuals
 from kafkalog.erasure.store_scan import StoreScan
 from kafkalog.erasure.topic_files import LIVE, FileKind
 from kafkalog.erasure.topic_scan import TopicScan
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import State
 
 
@@ -99,7 +99,7 @@ class Occurrences:
 
 
 def find_occurrences(
-    engine: LogEngine,
+    engine: Log,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -121,7 +121,7 @@ def find_occurrences(
     if isinstance(engine, ObjectLog):
         scan = StoreScan(engine, topic, keys, names, progress)
     else:
-        scan = TopicScan(engine_of(engine), topic, keys, names, progress)
+        scan = TopicScan(directory_log_of(engine), topic, keys, names, progress)
     scan.run()
     now_ms = clock()
     left = residuals(

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.cleaner.report.explain import Reason, duration, explain
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
     from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 _OBSTACLES: Final = {
     *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
@@ -41,7 +41,7 @@ class Residual:
 
 
 def residuals(
-    engine: LogEngine,
+    engine: Log,
     topic: str,
     files: Sequence[FileOccurrences],
     *,

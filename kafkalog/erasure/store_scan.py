@@ -23,6 +23,7 @@ from kafkalog.erasure.file_occurrences import FileOccurrences, scan_bytes
 from kafkalog.erasure.topic_files import LIVE, FileKind, TopicFile
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.object_store.client import ObjectEntry
 from kafkalog.storage_engine.object_store.collector import deleted_after
 from kafkalog.storage_engine.object_store.extent_bytes import stamp
@@ -30,7 +31,6 @@ from kafkalog.storage_engine.object_store.failure import ObjectMissingError
 from kafkalog.storage_engine.object_store.mixed_object import footer_of
 from kafkalog.storage_engine.object_store.store_state import stored_names
 from kafkalog.storage_engine.segment.byte_source import HeldBytes
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys

@@ -20,7 +20,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.writer import writer_slug
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import State
 
 
@@ -124,18 +124,18 @@ class TopicFile:
         return self.changed_ns // 1_000_000
 
 
-def partition_directories(engine: Engine, topic: str) -> dict[Path, int]:
+def partition_directories(engine: DirectoryLog, topic: str) -> dict[Path, int]:
     """Return the directories of a topic's partitions, and their numbers; or UnknownTopicError."""
     present = engine.state().topic(topic).numbers()
     return {engine.partition_directory(topic, number): number for number in present}
 
 
-def root_directories(engine: Engine, partitions: Iterable[Path]) -> set[Path]:
+def root_directories(engine: DirectoryLog, partitions: Iterable[Path]) -> set[Path]:
     """Return the log directories: the engine's, and those that hold the partitions."""
     return {*engine.roots, *(directory.parent for directory in partitions)}
 
 
-def topic_files(engine: Engine, topic: str) -> list[TopicFile]:
+def topic_files(engine: DirectoryLog, topic: str) -> list[TopicFile]:
     """List the files, by path; raises UnknownTopicError, OSError.
 
     Special files are left out. Unreadable entries and links to directories are listed with a fault.

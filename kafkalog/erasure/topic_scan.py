@@ -21,7 +21,7 @@ from kafkalog.storage_engine.fs import files, locks
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import State
 
 _ROUNDS: Final = 100
@@ -49,7 +49,7 @@ class TopicScan:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DirectoryLog,
         topic: str,
         keys: ErasedKeys,
         names: Sequence[bytes],

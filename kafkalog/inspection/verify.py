@@ -31,13 +31,13 @@ from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import find_partitions, topics_in_metadata
 from kafkalog.storage_engine.broker.loader import remote_notice
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
+from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoint_entries
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.reading.recorded_records import journal_of
 
 __all__ = ["Finding", "has_topic", "log_size", "verify"]
 

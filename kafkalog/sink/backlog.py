@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
+from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
-from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 _log = logging.getLogger("kafkalog.sink")
 _PATIENCE_MS = 60_000
@@ -45,7 +45,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
         return
     try:
         store = shared_engine(options.root)
-        if not isinstance(store, Store):
+        if not isinstance(store, ReadableDirectory):
             _warn_of_fresh(store, (query_id, options.topic))
             return
         topic = store.state().topics.get(options.topic)
@@ -72,7 +72,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     )
 
 
-def _warn_of_fresh(log: LogEngine, what: tuple[str, str]) -> None:
+def _warn_of_fresh(log: Log, what: tuple[str, str]) -> None:
     """Warn that nobody regroups the objects of a log in an object store."""
     from kafkalog.storage_engine.object_store.object_log import FRESH_MAX, ObjectLog
 
@@ -88,7 +88,7 @@ def _warn_of_fresh(log: LogEngine, what: tuple[str, str]) -> None:
         )
 
 
-def neglected_partitions(store: Store, topic: TopicState, now_ms: int) -> list[int]:
+def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: int) -> list[int]:
     """Return the partitions that have been dirty past the ratio for longer than a cleaner waits."""
     config = TopicConfig.parse(topic.config)
     deadline_ns = (now_ms - _PATIENCE_MS - config.min_compaction_lag_ms) * 1_000_000

@@ -11,44 +11,46 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import address
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.store import Store
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.log import Log
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
 
-_Opened = TypeVar("_Opened", bound=Store)
+_Opened = TypeVar("_Opened", bound=ReadableDirectory)
 _OPENED_MAX = 8
-_opened: dict[tuple[Path, type[Store], bool], tuple[tuple[int, int], Store]] = {}
+_opened: dict[
+    tuple[Path, type[ReadableDirectory], bool], tuple[tuple[int, int], ReadableDirectory]
+] = {}
 """By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
-def shared_engine(root: Path | StoreAddress) -> LogEngine:
+def shared_engine(root: Path | StoreAddress) -> Log:
     """Return the shared engine of a log, which is created if it is missing. Never close it.
 
-    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `Engine`.
+    Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `DirectoryLog`.
     """
     if isinstance(root, StoreAddress):
         return _object_log(root)
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
-    return _shared(root, Engine, read_only=False)
+    return _shared(root, DirectoryLog, read_only=False)
 
 
-def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> LogStore:
+def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> ReadableLog:
     """Return the shared store of a log, which is created if it is missing. Never close it.
 
     Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
-    errors of `Store`.
+    errors of `ReadableDirectory`.
     """
     if isinstance(root, StoreAddress):
         return _object_log(root)
-    return _shared(root, Store, read_only=read_only)
+    return _shared(root, ReadableDirectory, read_only=read_only)
 
 
 def seen_by_driver(root: Path | StoreAddress, topic: str | None) -> SeenLog | None:
@@ -95,7 +97,11 @@ def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
     # no journal, or if the directory was a broker's. Open an engine again while a topic deletion is
     # under way: opening it moves the deleted directories away.
     is_kept = found is not None and found == journal
-    if not isinstance(known, kind) or not is_kept or (kind is not Store and known.state().deleting):
+    if (
+        not isinstance(known, kind)
+        or not is_kept
+        or (kind is not ReadableDirectory and known.state().deleting)
+    ):
         known = kind(root, read_only=read_only)
         found = found or _journal(root)
     if found is not None and not known.is_brokers:

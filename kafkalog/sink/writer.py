@@ -8,7 +8,7 @@ publishes all messages of a micro-batch with one journal record. Invariants:
   properties, since the object that writes and the one that commits share no state.
 - A micro-batch that Spark repeats is found in the journal and skipped. One that does not follow the
   last one there is refused.
-- `abort` also runs after a failed `commit`, so it asks the journal first (`Engine.abort`).
+- `abort` also runs after a failed `commit`, so it asks the journal first (`DirectoryLog.abort`).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+    from kafkalog.storage_engine.log.results import CommitResult
     from kafkalog.storage_engine.object_store.seen_log import SeenLog
-    from kafkalog.storage_engine.writing.commit import CommitResult
     from kafkalog.storage_engine.writing.staged_message import StagedMessage
     from kafkalog.storage_engine.writing.staging import StagedWriter
 

@@ -1,1 +1,1 @@
-"""The log: layouts, batches, files, segments, the journal. Start with `engine.Engine`."""
+"""The log: layouts, batches, files, segments, the journal. Start with `log.log.Log`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kafkalog.storage_engine.log.log_engine import LogEngine
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.log.log import Log
+from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.address import (
     is_url,
     log_directories,
@@ -17,8 +18,13 @@ from kafkalog.storage_engine.metadata.address import (
 )
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+
 __all__ = [
+    "OpenedLog",
     "Place",
+    "directory_log_of",
     "open_engine",
     "opened_for_spark",
     "read_places",
@@ -35,7 +41,7 @@ def open_engine(
     read_only: bool = False,
     create: bool = True,
     options: Mapping[str, str] | None = None,
-) -> LogEngine:
+) -> Log:
     """Open a log with all that can be done to it; close it after use.
 
     Args:
@@ -52,9 +58,9 @@ def open_engine(
     found = _address(place, options)
     if isinstance(found, StoreAddress):
         return _object_log(found, read_only=read_only, create=create)
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
-    return Engine(found, read_only=read_only, create=create)
+    return DirectoryLog(found, read_only=read_only, create=create)
 
 
 def spark_path(place: str | PathLike[str]) -> str:
@@ -64,7 +70,7 @@ def spark_path(place: str | PathLike[str]) -> str:
     return given if is_address else str(Path(given).absolute())
 
 
-def opened_for_spark(options: Mapping[str, str]) -> LogStore:
+def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:
     """Open the log that Spark's options `path` and `store.*` name, only to read it.
 
     Raises InvalidInputError, also for a relative path, and StorageError.
@@ -72,9 +78,9 @@ def opened_for_spark(options: Mapping[str, str]) -> LogStore:
     address = store_address(options)
     if address is not None:
         return _object_log(address, read_only=True, create=False)
-    from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
-    return Store(log_directories(options), read_only=True, create=False)
+    return ReadableDirectory(log_directories(options), read_only=True, create=False)
 
 
 def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:
@@ -102,7 +108,30 @@ def _address(place: Place, options: Mapping[str, str] | None) -> Place:
     return store_address({"path": str(place), **(options or {})}) or place
 
 
-def _object_log(address: StoreAddress, *, read_only: bool, create: bool) -> LogEngine:
+def _object_log(address: StoreAddress, *, read_only: bool, create: bool) -> Log:
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     return ObjectLog(address, read_only=read_only, create=create)
+
+
+class OpenedLog(Protocol):
+    """The log that `kafkalog.open` returns, as the rooms below it see it."""
+
+    @property
+    def _engine(self) -> Log: ...
+
+
+def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
+    """Return the engine of a directory's log that `kafkalog.open` returned; an engine is its own.
+
+    Raises InvalidInputError for a log in an object store.
+    """
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+
+    engine = log if isinstance(log, Log) else log._engine
+    if isinstance(engine, DirectoryLog):
+        return engine
+    raise InvalidInputError(
+        f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
+        "Use it for topics, records, cleaning, status and verify."
+    )

@@ -27,7 +27,7 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from tests.unit.storage_engine.faults import ACTS
@@ -109,7 +109,7 @@ def clean_until_death(command: dict[str, Any]) -> None:
     death = Death(command["step"])
     config = CleanerConfig(**command["config"])
     (stats,) = clean(
-        Engine(command["root"]),
+        DirectoryLog(command["root"]),
         "t",
         force=True,
         now_ms=command["now_ms"],
@@ -146,7 +146,7 @@ def latest_rows(snapshot: PartitionSnapshot) -> list[Row]:
     return sorted(found)
 
 
-def check_reading(engine: Engine, before: list[Row]) -> list[Row]:
+def check_reading(engine: DirectoryLog, before: list[Row]) -> list[Row]:
     """Read all of it; nothing may be wrong, missing or doubled beside what was there before."""
     with engine.snapshot("t", 0, whole=True) as snapshot:
         rows = rows_of(snapshot)
@@ -167,7 +167,7 @@ def read_until_told(root: str, user: int | None, ready: int, stop: int) -> dict[
         os.setgid(user)
         os.setuid(user)
         assert not os.access(root, os.W_OK)
-    engine = Engine(root, read_only=True)
+    engine = DirectoryLog(root, read_only=True)
     count = 0
     with engine.snapshot("t", 0, whole=True) as snapshot:
         before = rows_of(snapshot)
@@ -251,7 +251,7 @@ def warm() -> None:
     """Import what children need, without threads that a fork would lose."""
     import tempfile
 
-    with tempfile.TemporaryDirectory() as directory, Engine(directory) as engine:
+    with tempfile.TemporaryDirectory() as directory, DirectoryLog(directory) as engine:
         engine.create_topic("t", 1, {})
         for number in range(20):
             engine.append("t", [(f"k{number % 15}", None if number % 9 == 0 else "v")], now_ms=1)

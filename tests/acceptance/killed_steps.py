@@ -28,10 +28,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing import staged_directory, staging
+from kafkalog.storage_engine.writing import staging
 from tests.builders.log_contents import values
 from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine.faults import ACTS
@@ -204,14 +205,14 @@ class Loss:
             of_key.setdefault(int(value[-3:]) % 7, []).append(value)
         assert all(series == sorted(series) for series in of_key.values()), where
         assert staged_names(self.log) == [], where
-        (writer,) = Engine(self.log, read_only=True).state().writers.values()
+        (writer,) = DirectoryLog(self.log, read_only=True).state().writers.values()
         assert writer.batch_id == 2, where
 
 
 def prepare_log(root: Path) -> Path:
     """Make a log with one micro-batch, and of the next one what a dead commit has appended."""
     start = root / "start"
-    engine = Engine(start)
+    engine = DirectoryLog(start)
     config = {"segment.bytes": "900", "index.interval.bytes": "100", "cleanup.policy": "delete"}
     engine.create_topic("t", PARTITIONS, config)
     write = SparkWrite(start, run="run-0", batch_rows=10)

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 PARTITIONS = 2
 LARGE = 4
@@ -42,7 +42,7 @@ def build(root: Path, size: int, **config: str) -> int:
     import pyarrow as pa
 
     count = 0
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         limits = {"max.message.bytes": str(2 * size), "cleanup.policy": "delete"}
         engine.create_topic("t", PARTITIONS, {**limits, **config})
         for seed in range(PARTITIONS * LARGE):

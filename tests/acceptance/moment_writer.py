@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import clock
 
 TOPIC = "table"
@@ -43,12 +43,12 @@ def main(root: Path, period_s: float, forced_s: float | None = None) -> None:
     cleanings = [0]
 
     def keep_clean() -> None:
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         while not is_over.wait(0.5):
             cleanings[0] += len(clean(engine, TOPIC, now_ms=clock.now_ms()))
 
     def force() -> None:
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         while not is_over.wait(forced_s):
             cleanings[0] += len(clean(engine, TOPIC, force=True, now_ms=clock.now_ms()))
 
@@ -58,7 +58,7 @@ def main(root: Path, period_s: float, forced_s: float | None = None) -> None:
 
     for work in (keep_clean, wait_for_the_end, *([] if forced_s is None else [force])):
         threading.Thread(target=work, daemon=True).start()
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     version = 0
     due = time.monotonic()
     while not is_over.is_set():

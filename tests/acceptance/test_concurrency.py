@@ -17,11 +17,11 @@ from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.errors import OffsetOutOfRangeError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import directory_snapshot
+from kafkalog.storage_engine.directory.retention import retain_partition
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
-from kafkalog.storage_engine.reading import directory_snapshot
-from kafkalog.storage_engine.writing.retention import retain_partition
+from kafkalog.storage_engine.place import directory_log_of
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fixture
 from tests.acceptance.two_processes import APPENDER, CLEANER, ZOMBIE, two
@@ -123,7 +123,9 @@ WORK: dict[str, Callable[[KafkaLog], object]] = {
     "commit and roll": lambda log: log.append(TOPIC, [(f"k{i}", "x" * 60) for i in range(9)]),
     "clean and swap": lambda log: log.clean(TOPIC, force=True, now_ms=NOW_MS),
     "delete records": lambda log: log.delete_records(TOPIC, 0, 3),
-    "retention": lambda log: retain_partition(engine_of(log), TOPIC, 0, now_ms=NOW_MS + 10**10),
+    "retention": lambda log: retain_partition(
+        directory_log_of(log), TOPIC, 0, now_ms=NOW_MS + 10**10
+    ),
     "delete": lambda log: log.delete_topic(TOPIC),
     "create": lambda log: log.create_topic("new", 2),
     "alter": lambda log: log.alter_topic(TOPIC, {"segment.bytes": "300"}),
@@ -256,11 +258,11 @@ def long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KafkaLog:
 
 def clean_and_remove(log: KafkaLog) -> None:
     """A whole cleaning, and its file.delete.delay.ms."""
-    directory = engine_of(log).partition_directory("t", 0)
+    directory = directory_log_of(log).partition_directory("t", 0)
     (stats,) = log.clean("t", force=True)
     assert stats.error is None
     assert list(directory.glob("*.log.deleted"))
-    sweep(engine_of(log), now_ms=clock.now_ms() + 1001)
+    sweep(directory_log_of(log), now_ms=clock.now_ms() + 1001)
     assert not list(directory.glob("*.log.deleted"))
 
 
@@ -273,7 +275,7 @@ def values(batches: Iterator[Any]) -> list[tuple[int, str]]:
 
 
 def test_a_view_of_one_moment_sleeps_through_a_cleaning_and_the_removal(long: KafkaLog) -> None:
-    with engine_of(long).snapshot("t", 0, whole=True) as snapshot:
+    with directory_log_of(long).snapshot("t", 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark
         clean_and_remove(long)
         found = values(snapshot.read(0, end, schema=changelog_schema()))
@@ -302,16 +304,16 @@ def test_a_reader_whose_records_were_deleted_while_it_slept_is_told_the_range(
     reading = long.read("t", 0)
     assert values(iter([next(reading)])) == [(0, "0")]
     long.delete_records("t", 0, end - 2)
-    engine_of(long).apply_retention("t")
-    sweep(engine_of(long), now_ms=clock.now_ms() + 1001)
+    directory_log_of(long).apply_retention("t")
+    sweep(directory_log_of(long), now_ms=clock.now_ms() + 1001)
     with pytest.raises(OffsetOutOfRangeError, match=rf"valid range is \[{end - 2}, {end}\]"):
         values(reading)
 
 
 def test_a_view_outlives_its_topic_and_the_removal_of_its_directory(long: KafkaLog) -> None:
-    with engine_of(long).snapshot("t", 0, whole=True) as snapshot:
+    with directory_log_of(long).snapshot("t", 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark
         long.delete_topic("t")
-        sweep(engine_of(long), now_ms=clock.now_ms() + 1001)
+        sweep(directory_log_of(long), now_ms=clock.now_ms() + 1001)
         assert not list(long.root.glob("t-0*"))
         assert len(values(snapshot.read(0, end, schema=changelog_schema()))) == end

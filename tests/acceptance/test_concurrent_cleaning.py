@@ -21,7 +21,7 @@ from aiokafka.partitioner import murmur2
 import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.acceptance.cleaning_processes import COMMIT_RECORDS, TOPIC, Record, draw_commit
 from tests.acceptance.independent_reader import read_log
 from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fixture
@@ -79,7 +79,7 @@ def check_state(log: KafkaLog, model: Model) -> None:
 
 def check_changelog(log: KafkaLog, model: Model, partition: int) -> None:
     """Read a partition from 0: nothing but what was written, nothing twice, no latest one gone."""
-    with engine_of(log).snapshot(TOPIC, partition) as snapshot:
+    with directory_log_of(log).snapshot(TOPIC, partition) as snapshot:
         state = snapshot.state
         found: dict[int, Record] = {}
         for rows in snapshot.read(0, state.high_watermark, schema=changelog_schema()):

@@ -17,7 +17,7 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.acceptance.mounts import BLOCK, Disk, disk
 from tests.builders.log_builder import LogBuilder
@@ -122,11 +122,11 @@ def test_a_task_that_cannot_stage_leaves_no_file_and_its_retry_lands(small: Disk
     assert until_it_fits(small, attempt, check) >= 10
     small.leave(0)
     with pytest.raises(StorageError, match=FULL):
-        engine_of(log).commit(
+        directory_log_of(log).commit(
             messages
         )  # nothing of it is lost with the attempt: the next one commits it
     small.relieve()
-    assert engine_of(log).commit(messages).rows == 1
+    assert directory_log_of(log).commit(messages).rows == 1
     assert [record[1:3] for record in records(log, "t")] == [(0, b"k")]
     assert damage(root) == []
 
@@ -175,10 +175,12 @@ def test_a_disk_without_a_free_block_is_emptied_by_retention(small: Disk) -> Non
     for number in range(10):
         log.append("t", [("k", noise(20_000, number))], now_ms=NOW_MS)
     small.leave(0)
-    (stats,) = engine_of(log).apply_retention("t", now_ms=NOW_MS + A_DAY_MS)
+    (stats,) = directory_log_of(log).apply_retention("t", now_ms=NOW_MS + A_DAY_MS)
     # To roll the active segment, which has expired as well, takes a block.
     assert (stats.error, stats.segments) == (None, 9)
-    engine_of(log).apply_retention("t", now_ms=int(1e15))  # the clock of the files is not NOW_MS
+    directory_log_of(log).apply_retention(
+        "t", now_ms=int(1e15)
+    )  # the clock of the files is not NOW_MS
     assert small.free_blocks() >= 9 * 5
     assert log.append("t", [("k", b"new")], now_ms=NOW_MS).rows == 1
     assert [record[1] for record in records(log, "t")][-1] == 10
@@ -193,7 +195,7 @@ def test_a_disk_without_a_free_block_is_emptied_by_deleting_a_topic(small: Disk)
     small.leave(0)
     log.delete_topic("t")
     assert small.free_blocks() >= 200  # of 245; checkpoints are new files
-    assert not engine_of(log).state().deleting
+    assert not directory_log_of(log).state().deleting
     assert len(records(log, "kept")) == 1
     log.create_topic("t", 1)
 

@@ -20,7 +20,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.acceptance.killed_cleaning import Row, Zygote, expected_rows, rows_of
 from tests.day import todays
 from tests.torture.scratch import memory_disk
@@ -59,7 +59,7 @@ class Kills:
     readings: int = 0
 
 
-def crash_points(engine: Engine) -> Iterator[str]:
+def crash_points(engine: DirectoryLog) -> Iterator[str]:
     """Name the crash points of Kafka's table that a directory is at."""
     names = [path.name for path in engine.partition_directory("t", 0).iterdir()]
     found: dict[str, set[tuple[int, str]]] = {"cleaned": set(), "swap": set(), "deleted": set()}
@@ -84,13 +84,13 @@ def crash_points(engine: Engine) -> Iterator[str]:
         yield "K6" if state.first_dirty_offset >= state.cleaning_offset else "K7"
 
 
-def log_rows(engine: Engine) -> list[Row]:
+def log_rows(engine: DirectoryLog) -> list[Row]:
     with engine.snapshot("t", 0, whole=True) as snapshot:
         return rows_of(snapshot)
 
 
 def kill_everywhere(
-    scratch: Path, zygote: Zygote, write: Callable[[Path], Engine], config: dict[str, Any]
+    scratch: Path, zygote: Zygote, write: Callable[[Path], DirectoryLog], config: dict[str, Any]
 ) -> Kills:
     """Kill cleanings of copies of a log at each of their steps, and heal each copy."""
     template = scratch / "template"
@@ -105,7 +105,7 @@ def kill_everywhere(
         answer = zygote.kill(root, kills.steps, NOW, config)
         assert answer["faults"] == [], f"step {kills.steps}\n" + "\n".join(answer["faults"])
         kills.readings += sum(answer["readings"])
-        kills.states |= set(crash_points(Engine(root, read_only=True)))
+        kills.states |= set(crash_points(DirectoryLog(root, read_only=True)))
         kills.names |= {path.name.rpartition(".")[2] for path in (root / "t-0").iterdir()}
         check_next_cleaner(root, before, kills.steps, config)
         shutil.rmtree(root)
@@ -115,7 +115,7 @@ def kill_everywhere(
 
 def check_next_cleaner(root: Path, before: list[Row], step: int, config: dict[str, Any]) -> None:
     """After a start and a cleaning there is nothing but the latest record of each key."""
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     assert expected_rows(log_rows(engine)) == expected_rows(before), step
     end = engine.offsets("t")[0][1]
     engine.append("t", [("new", "1")], now_ms=NOW)
@@ -136,7 +136,7 @@ def check_next_cleaner(root: Path, before: list[Row], step: int, config: dict[st
 # --- the logs ------------------------------------------------------------------------------------
 
 
-def write_transactions(root: Path) -> Engine:
+def write_transactions(root: Path) -> DirectoryLog:
     """Three segments that become one, with transactions that were committed and aborted."""
     log = Log.create(root, min_cleanable_dirty_ratio="0")
     for turn in range(3):
@@ -151,7 +151,7 @@ def write_transactions(root: Path) -> Engine:
     return log.engine
 
 
-def write_far_apart(root: Path) -> Engine:
+def write_far_apart(root: Path) -> DirectoryLog:
     """A segment whose offsets are too far apart for the indexes of one."""
     far = 2**31
     segment = [
@@ -166,9 +166,9 @@ def write_far_apart(root: Path) -> Engine:
     )  # fmt: skip
 
 
-def write_many_keys(root: Path) -> Engine:
+def write_many_keys(root: Path) -> DirectoryLog:
     """A clean half and a dirty half, either of more keys than the memory is given."""
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     engine.create_topic("t", 1, {"segment.bytes": "1500", "min.cleanable.dirty.ratio": "0"})
     for half in range(2):
         for number in range(6):
@@ -186,7 +186,7 @@ def write_many_keys(root: Path) -> Engine:
 class Killed(NamedTuple):
     """A log, the cleaner's settings, and what lies there after one death or another."""
 
-    write: Callable[[Path], Engine]
+    write: Callable[[Path], DirectoryLog]
     config: dict[str, Any]
     states: set[str]
     other_states: set[str]

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.journal import Journal
 from tests.acceptance.cluster import session_processes
 from tests.acceptance.independent_reader import read_log
@@ -211,7 +211,7 @@ def wait_for(driver: Driver, is_true: Callable[[], bool], pause: float = 0.01) -
 def topic_records(root: Path) -> Counter[tuple[str, str]]:
     """Return every record of the topic and how often it is there; offsets must have no gap."""
     found: Counter[tuple[str, str]] = Counter()
-    engine = Engine(root / "log", read_only=True)
+    engine = DirectoryLog(root / "log", read_only=True)
     for partition, (start, end) in engine.offsets(TOPIC).items():
         offsets: list[int] = []
         for rows in engine.read(TOPIC, partition, columns=["key", "value", "offset"]):
@@ -287,7 +287,7 @@ def test_a_query_killed_at_random_moments_writes_every_record_exactly_once(
 
 def refuse_older_checkpoint(root: Path, checkpoint: Path, drivers: Callable[..., Driver]) -> None:
     """Start the query from an early copy of its checkpoint: an error, and an untouched log."""
-    (writer,) = Engine(root / "log", read_only=True).state().writers.values()
+    (writer,) = DirectoryLog(root / "log", read_only=True).state().writers.values()
     first = last_batch(checkpoint / "commits") + 1
     assert first < writer.batch_id
     before = contents(root / "log")

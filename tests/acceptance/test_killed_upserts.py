@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from kafkalog.sink.query import checkpoint_query_id
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests import delta_spark
 from tests.acceptance.cluster import kill_session, session_processes
 from tests.acceptance.input_files import Feed
@@ -157,7 +157,7 @@ class Site:
         upserts = f"in {len(held)} of {self.tables.count} tables, Spark not told"
         if begun == done:
             upserts = "between"
-        writers = Engine(self.log, read_only=True).state().writers
+        writers = DirectoryLog(self.log, read_only=True).state().writers
         known = {name.rpartition(" ")[2]: writer.batch_id for name, writer in writers.items()}
         parts = []
         for name in (SINK, COUNTS):
@@ -293,7 +293,7 @@ def server(request: pytest.FixtureRequest) -> PostgresServer | None:
 
 @pytest.fixture
 def site(tmp_path: Path, server: PostgresServer | None, request: pytest.FixtureRequest) -> Site:
-    engine = Engine(tmp_path / "log")
+    engine = DirectoryLog(tmp_path / "log")
     small = {"segment.bytes": "20000"}
     engine.create_topic(SINK, PARTITIONS, {"cleanup.policy": "delete", **small})
     engine.create_topic(COUNTS, PARTITIONS, {"cleanup.policy": "compact", **small})
@@ -369,7 +369,7 @@ def test_whatever_is_killed_log_and_tables_have_every_record_exactly_once(
 
 def topic_rows(site: Site, topic: str) -> dict[int, list[Row]]:
     """Return keys and values in the order of each partition; offsets must have no gap."""
-    engine = Engine(site.log, read_only=True)
+    engine = DirectoryLog(site.log, read_only=True)
     found: dict[int, list[Row]] = {}
     for partition, (start, end) in engine.offsets(topic).items():
         offsets: list[int] = []
@@ -392,7 +392,7 @@ def check_log(site: Site, feed: Feed) -> None:
     check_topic(SINK, topic_rows(site, SINK), batches[SINK])
     check_topic(COUNTS, topic_rows(site, COUNTS), running_counts(batches[COUNTS]))
     assert not site.staged()
-    writers = Engine(site.log, read_only=True).state().writers.values()
+    writers = DirectoryLog(site.log, read_only=True).state().writers.values()
     assert sorted(writer.batch_id for writer in writers) == sorted(
         site.noted(name, "commits") for name in (SINK, COUNTS)
     )

@@ -18,10 +18,10 @@ from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.cleaner.state.uncleanable import Uncleanable, mark_uncleanable
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.metadata.writer import Writer
-from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import damage, latest_records, records
 
@@ -138,7 +138,7 @@ def test_views_that_take_all_descriptors_raise_the_limit_or_say_how(
             expected = contextlib.nullcontext() if can_be_raised else None
             with expected or pytest.raises(StorageError, match=advice):
                 for _ in range(10):
-                    opened.enter_context(engine_of(log).snapshot("t", 0))
+                    opened.enter_context(directory_log_of(log).snapshot("t", 0))
     assert [value for *_, value in records(log, "t")] == [b"v"]
 
 
@@ -157,7 +157,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
 
     log.append("t", rows(b"first"))
     expected = records(log, "t")
-    canary = engine_of(log).partition_directory("t", 9) / "kl-canary.deleted"
+    canary = directory_log_of(log).partition_directory("t", 9) / "kl-canary.deleted"
     content = canary.read_bytes()
     canary.unlink()
     with pytest.raises(kafkalog.errors.LockedByBrokerError):
@@ -165,7 +165,7 @@ def test_a_commit_that_closed_files_on_its_way_fails_and_succeeds_as_a_whole(
     assert records(log, "t") == expected
     canary.write_bytes(content)
     log.append("t", rows(b"third"))
-    with engine_of(log).transaction() as transaction:
+    with directory_log_of(log).transaction() as transaction:
         for _ in range(2):  # each of them is opened once more
             for number in range(10):
                 transaction.roll("t", number, NOW_MS)
@@ -221,12 +221,12 @@ def test_retention_takes_nothing_that_is_young_by_the_clock_that_came_back(tmp_p
     for jump in (0, -A_DAY_MS, A_YEAR_MS, 0, 0):
         log.append("t", [("k", "v" * 60)], now_ms=NOW_MS + jump)
         for now in (NOW_MS - A_DAY_MS, NOW_MS + jump):
-            engine_of(log).apply_retention("t", now_ms=min(now, NOW_MS))
+            directory_log_of(log).apply_retention("t", now_ms=min(now, NOW_MS))
     assert log.offsets("t")[0] == (0, 5)
     # Younger than the clock holds back whatever follows it, as in Kafka, until the clock is there.
-    engine_of(log).apply_retention("t", now_ms=NOW_MS + 30 * A_DAY_MS)
+    directory_log_of(log).apply_retention("t", now_ms=NOW_MS + 30 * A_DAY_MS)
     assert log.offsets("t")[0] == (2, 5)
-    engine_of(log).apply_retention("t", now_ms=NOW_MS + A_YEAR_MS + 8 * A_DAY_MS)
+    directory_log_of(log).apply_retention("t", now_ms=NOW_MS + A_YEAR_MS + 8 * A_DAY_MS)
     assert log.offsets("t")[0] == (5, 5)
 
 
@@ -257,12 +257,14 @@ def test_a_reader_keeps_its_moment_whatever_the_cleaners_clock_says(
     log.append("t", [("k", "kept")])
     now_ms = clock.now_ms()
     with contextlib.ExitStack() as held:
-        pinned = pins.pin(log.root, pins.Action("a", "b"), engine_of(log).state, now_ms, held=held)
+        pinned = pins.pin(
+            log.root, pins.Action("a", "b"), directory_log_of(log).state, now_ms, held=held
+        )
         assert pinned is not None
         log.append("t", [("k", "new")])
         for force in (False, True):
             log.clean("t", force=force, now_ms=now_ms + jump)
-            sweep(engine_of(log), now_ms=now_ms + jump)
+            sweep(directory_log_of(log), now_ms=now_ms + jump)
             assert pinned.path.exists()
             assert [offset for _, offset, _, _ in records(log, "t")] == [1, 2]
     log.clean("t", force=True, now_ms=now_ms + jump)
@@ -276,12 +278,12 @@ def test_what_a_clock_a_year_ahead_has_swept_is_missed_by_name_and_staged_anew(
     log.create_topic("t", 1)
     builder = LogBuilder(log, now_ms=NOW_MS)
     message = builder.stage(("k", "v"), batch_id=1)
-    assert sweep(engine_of(log), now_ms=clock.now_ms() - A_DAY_MS) == 0
-    assert sweep(engine_of(log), now_ms=clock.now_ms() + A_YEAR_MS) == 1
+    assert sweep(directory_log_of(log), now_ms=clock.now_ms() - A_DAY_MS) == 0
+    assert sweep(directory_log_of(log), now_ms=clock.now_ms() + A_YEAR_MS) == 1
     with pytest.raises(StorageError, match=r"staged file is missing.*run the batch again"):
-        engine_of(log).commit([message])
+        directory_log_of(log).commit([message])
     again = builder.stage(("k", "v"), batch_id=1)
-    assert engine_of(log).commit([again]).rows == 1
+    assert directory_log_of(log).commit([again]).rows == 1
 
 
 @pytest.mark.parametrize("jump", [-A_YEAR_MS, -A_DAY_MS, 0, A_DAY_MS])
@@ -382,9 +384,9 @@ def test_a_deleted_topics_files_wait_for_the_clock_that_came_back(tmp_path: Path
     log.create_topic("t", 1)
     log.append("t", [("k", "v")])
     log.delete_topic("t", now_ms=NOW_MS + A_YEAR_MS)
-    sweep(engine_of(log), now_ms=NOW_MS)
+    sweep(directory_log_of(log), now_ms=NOW_MS)
     assert list(log.root.glob("t-0.*-delete"))
     log.create_topic("t", 1)
-    sweep(engine_of(log), now_ms=NOW_MS + A_YEAR_MS + A_DAY_MS)
+    sweep(directory_log_of(log), now_ms=NOW_MS + A_YEAR_MS + A_DAY_MS)
     assert not list(log.root.glob("t-0.*-delete"))
     assert log.topics() == ["t"]

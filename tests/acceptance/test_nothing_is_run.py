@@ -130,7 +130,7 @@ import shutil, sys
 from pathlib import Path
 import kafkalog
 from tests.builders.log_contents import damage, latest_records, records
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import engine_of
 from kafkalog.storage_engine.fs import clock
 from tests.acceptance.test_safety import FIVE, fill
 from tests.builders.log_builder import LogBuilder

@@ -26,7 +26,7 @@ import pytest
 
 from kafkalog.datasource import range_reader
 from kafkalog.errors import MomentPassedError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.acceptance.moment_writer import CONFIG, KEYS_PER_PARTITION, PARTITIONS, TOPIC, rows
 from tests.unit.datasource.logs import rows as rows_of
 from tests.unit.datasource.logs import source
@@ -53,7 +53,7 @@ def written(root: Path, forced_s: float | None = None) -> Iterator[list[int]]:
     command += [] if forced_s is None else [str(forced_s)]
     writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        with Engine(root, read_only=True) as engine:
+        with DirectoryLog(root, read_only=True) as engine:
             while engine.describe(TOPIC).partitions[0].first_dirty_offset == 0:
                 assert writer.poll() is None
                 time.sleep(0.05)
@@ -81,7 +81,7 @@ def test_tasks_far_apart_see_one_moment(tmp_path: Path, monkeypatch: pytest.Monk
     Commits land between any two tasks; without the pin nearly every action would be mixed.
     """
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/scratch/blockmgr-1")
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic(TOPIC, PARTITIONS, CONFIG)
         engine.append(TOPIC, rows(0))
     data_source = source(tmp_path, subscribe=TOPIC, view="latest")
@@ -119,7 +119,7 @@ def test_tasks_far_apart_see_one_moment(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.spark
 @pytest.mark.slow
 def test_no_action_sees_two_moments(spark: Any, tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic(TOPIC, PARTITIONS, CONFIG)
         engine.append(TOPIC, rows(0))
     frame = (
@@ -178,7 +178,7 @@ def test_a_changelog_is_of_one_moment_or_says_that_it_is_not(
     """Without Spark: tasks of whole partitions and of pieces of them, some of them done twice."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", "/scratch/blockmgr-1")
     monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.0)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic(TOPIC, PARTITIONS, CONFIG)
         engine.append(TOPIC, rows(0))
     right: list[set[int]] = []
@@ -217,7 +217,7 @@ def test_a_changelog_is_of_one_moment_or_says_that_it_is_not(
 @pytest.mark.slow
 def test_an_action_over_a_changelog_is_of_one_moment_or_fails(spark: Any, tmp_path: Path) -> None:
     """Joins with itself, unions, sorts, subqueries, and tasks that are done again."""
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic(TOPIC, PARTITIONS, CONFIG)
         engine.append(TOPIC, rows(0))
 

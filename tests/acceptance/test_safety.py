@@ -17,15 +17,14 @@ import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.sink.shared_log import shared_engine, shared_store
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import pins, staged_directory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, host
 from kafkalog.storage_engine.metadata import address
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, PartitionState, State, TopicState
-from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 from tests.acceptance.mounts import disk
 from tests.acceptance.users import as_nobody, umask
@@ -86,11 +85,11 @@ def test_files_have_the_rights_that_the_umask_leaves(
         assert {run.is_segment for run in message.runs} == {True}
         kept = [*root.rglob("*.staged"), *root.rglob("*.staged-*")]
         check_modes(root, mask)
-        engine_of(log).commit([message])
+        directory_log_of(log).commit([message])
         end = log.offsets("t")[0][1]
         log.append_raw("t", 0, at_times(end, [clock.now_ms()], 7).data)
         action = pins.Action("application", "action")
-        assert pins.pin(root, action, engine_of(log).state, clock.now_ms()) is not None
+        assert pins.pin(root, action, directory_log_of(log).state, clock.now_ms()) is not None
         log.clean("t", force=True)
         log.create_topic("gone", 1)
         log.delete_topic("gone")
@@ -181,7 +180,7 @@ def refuse_to_write(log: KafkaLog, reason: str) -> None:
     for act in acts:
         with pytest.raises(StorageError, match=rf"{log.root}/[^ ]+: .*{reason}"):
             act()
-    for retained in engine_of(log).apply_retention(now_ms=now_ms + 10**12):
+    for retained in directory_log_of(log).apply_retention(now_ms=now_ms + 10**12):
         assert retained.error is not None and reason in retained.error
 
 
@@ -245,7 +244,10 @@ def test_a_log_on_a_read_only_file_system_is_read_in_every_way(
         assert log.offset_for_time("t", 0)[0] is not None
         assert len(log.status()) == len(log.explain("t")) == 2
         assert damage(root) == []
-        assert pins.pin(root, pins.Action("a", "b"), engine_of(log).state, clock.now_ms()) is None
+        assert (
+            pins.pin(root, pins.Action("a", "b"), directory_log_of(log).state, clock.now_ms())
+            is None
+        )
         with pytest.raises(KafkaLogError, match=r"may not be written|opened read-only"):
             log.clean("t", force=True)
         with pytest.raises(StorageError, match="may not be written"):
@@ -272,8 +274,8 @@ def test_a_log_has_one_lock_whatever_path_leads_to_it(tmp_path: Path) -> None:
         other = kafkalog.open(path)
         assert records(other, "t") == records(log, "t")
         with (
-            engine_of(log).transaction(),
-            engine_of(other)._commit_lock.exclusive(wait=False) as is_free,
+            directory_log_of(log).transaction(),
+            directory_log_of(other)._commit_lock.exclusive(wait=False) as is_free,
         ):
             assert not is_free
         assert other.append("t", [("k", "v")]).rows == 1
@@ -312,7 +314,7 @@ def test_a_partition_that_was_moved_behind_a_link_works_and_only_the_link_is_del
     assert [stats.error for stats in log.clean("t", force=True)] == [None, None]
     assert latest_records(log, "t") == latest
     log.delete_topic("t")
-    assert not engine_of(log).state().deleting
+    assert not directory_log_of(log).state().deleting
     assert not [name for name in os.listdir(root) if name.startswith("t-")]
     assert (tmp_path / "moved" / "precious").read_text() == "mine"
     assert list((tmp_path / "moved").glob("*.log"))
@@ -359,9 +361,9 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
     wrong = replace(message, files=(replace(message.files[0], name=named),))
     as_segment = replace(wrong, runs=tuple(run._replace(is_segment=True) for run in wrong.runs))
     acts: list[Callable[[StagedMessage], object]] = [
-        lambda given: engine_of(log).commit([given]),
-        lambda given: engine_of(log).commit([replace(given, rows=0)]),
-        lambda given: engine_of(log).abort([given]),
+        lambda given: directory_log_of(log).commit([given]),
+        lambda given: directory_log_of(log).commit([replace(given, rows=0)]),
+        lambda given: directory_log_of(log).abort([given]),
     ]
     for each in (wrong, as_segment):
         for act in acts:
@@ -369,7 +371,7 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
                 act(each)
     assert place.exists() and (tmp_path / place.name).exists()
     assert records(log, "t") == before
-    assert engine_of(log).commit([message]).rows == 5
+    assert directory_log_of(log).commit([message]).rows == 5
 
 
 @pytest.mark.parametrize("topic", ["../outside", "..", "/outside", "a/b"])
@@ -382,7 +384,9 @@ def test_a_message_of_a_topic_that_kafka_forbids_makes_no_directory(
     create = NewTopic(1, {"cleanup.policy": "delete"})
     for ids in ({topic: ""}, {}):
         with pytest.raises(InvalidInputError):
-            engine_of(log).commit([replace(message, runs=runs, topic_ids=ids)], create=create)
+            directory_log_of(log).commit(
+                [replace(message, runs=runs, topic_ids=ids)], create=create
+            )
     assert sorted(os.listdir(tmp_path)) == ["log"]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.acceptance.cluster import (
     WORKER_HOSTS,
     Cluster,
@@ -74,7 +74,7 @@ class Site:
     def partitions(self, topic: str) -> list[list[tuple[bytes, bytes]]]:
         """Return the keys and values of each partition, in the order of offsets."""
         found: list[list[tuple[bytes, bytes]]] = []
-        with Engine(self.log, read_only=True) as engine:
+        with DirectoryLog(self.log, read_only=True) as engine:
             for number in range(PARTITIONS):
                 found.append([])
                 for rows in engine.read(topic, number, columns=["key", "value"]):
@@ -148,7 +148,7 @@ def test_a_stream_whose_workers_are_killed_and_restarted_loses_and_doubles_nothi
     )
     draw, began = random.Random(seed), time.monotonic()
     log = str(site.log)
-    with Engine(site.log) as engine:
+    with DirectoryLog(site.log) as engine:
         engine.create_topic("source", PARTITIONS, {"cleanup.policy": "delete"})
     arguments = {"source": "source", "topic": "copy", "limit": ROWS_PER_BATCH, "meeting": ""}
     site.driver.ask("stream", log=log, **arguments)
@@ -194,7 +194,7 @@ def feed(log: Path, number: int) -> None:
             "partition": pa.array(partitions, pa.int32()),
         }
     )
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         engine.append("source", rows)
 
 
@@ -217,7 +217,7 @@ def restart(site: Site, worker: Member, delay: float) -> None:
 def test_a_straggler_and_its_copy_on_another_host_leave_one_copy_of_each_row(site: Site) -> None:
     meeting = site.log.parent / "meeting"
     meeting.mkdir()
-    with Engine(site.log) as engine:
+    with DirectoryLog(site.log) as engine:
         engine.create_topic("steps", PARTITIONS, {"cleanup.policy": "delete"})
         engine.create_topic("strides", PARTITIONS, {"cleanup.policy": "delete"})
     site.wait_for_executors()
@@ -255,5 +255,5 @@ def append_steps(log: Path, batch_id: int) -> None:
             "partition": pa.array(partitions, pa.int32()),
         }
     )
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         engine.append("steps", rows)

@@ -20,7 +20,7 @@ from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 from tests.acceptance.torture_script import PARTITIONS, TOPIC, Commit, Raw, Record, Script
 
@@ -58,11 +58,11 @@ def clean(path: Path, seconds: float, seed: int) -> dict[str, Any]:
                 dedupe_buffer_size=draw.choice([TINY, 1 << 20]), spill=draw.random() < 0.7
             )
             now_ms = time.time_ns() // 1_000_000
-            stats = clean_filthiest(engine_of(log), now_ms=now_ms, config=config)
+            stats = clean_filthiest(directory_log_of(log), now_ms=now_ms, config=config)
             errors += [
-                entry.error for entry in retain(engine_of(log), now_ms=now_ms) if entry.error
+                entry.error for entry in retain(directory_log_of(log), now_ms=now_ms) if entry.error
             ]
-            sweep(engine_of(log), now_ms=now_ms)
+            sweep(directory_log_of(log), now_ms=now_ms)
             if stats is None:
                 continue
             errors += [stats.error] if stats.error else []
@@ -117,7 +117,7 @@ class Reader:
 
     def check_partition(self, number: int, *, is_over: bool = False) -> dict[int, Record]:
         """Nothing but what was written and may be seen, nothing twice, no latest record gone."""
-        with engine_of(self.log).snapshot(TOPIC, number, whole=True) as snapshot:
+        with directory_log_of(self.log).snapshot(TOPIC, number, whole=True) as snapshot:
             state = snapshot.state
             high_watermark = state.high_watermark
             found = rows_of(snapshot, self._changelog(snapshot))

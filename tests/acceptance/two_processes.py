@@ -33,19 +33,19 @@ import sys, time
 from pathlib import Path
 import pyarrow as pa
 from kafkalog.errors import CommitConflictError, StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.metadata.writer import writer_slug
 
 root, number, gate = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-engine = Engine(root)
+engine = DirectoryLog(root)
 print("ready", flush=True)
 while not gate.exists():
     time.sleep(0.001)
 began, landed = time.monotonic(), 0
 for batch_id in range(25):
-    writer = StagedWriter(Path(root), engine.state(), now_ms=lambda: int(time.time() * 1000),
+    writer = StagedWriter(engine, engine.state(), now_ms=lambda: int(time.time() * 1000),
                           writer_slug=writer_slug("query", "t"), batch_id=batch_id, attempt=number)
     keys = [b"%d-%d" % (batch_id, row) for row in range(10)]
     writer.append("t", pa.RecordBatch.from_pydict({"key": keys, "value": keys}))

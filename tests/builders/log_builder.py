@@ -12,9 +12,9 @@ import pyarrow as pa
 import kafkalog
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.log.results import CommitResult
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
-from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import BuiltBatch, joined
@@ -32,14 +32,14 @@ class LogBuilder:
     every act that names no other. A `with` gives what `kafkalog.open` returns, and closes it.
     """
 
-    def __init__(self, log: Path | str | Engine | KafkaLog, *, now_ms: int = NOW_MS) -> None:
+    def __init__(self, log: Path | str | DirectoryLog | KafkaLog, *, now_ms: int = NOW_MS) -> None:
         """Open a directory, or go on with a log that is open."""
         self._opened = kafkalog.open(log) if isinstance(log, Path | str) else log
         self._now_ms = now_ms
         self._topic = "t"
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> DirectoryLog:
         """The engine of the log; in an object store it can do less."""
         opened = self._opened
         return opened._engine if isinstance(opened, KafkaLog) else opened
@@ -182,8 +182,8 @@ class LogBuilder:
         self, tables: Iterable[pa.RecordBatch], *, in_memory: bool = False, **options: Any
     ) -> StagedMessage:
         """Stage Arrow batches as a task does; where that fails, discard what it has staged."""
-        root = None if in_memory else self.engine.root
-        writer = StagedWriter(root, self.engine.state(), now_ms=lambda: self._now_ms, **options)
+        place = None if in_memory else self.engine
+        writer = StagedWriter(place, self.engine.state(), now_ms=lambda: self._now_ms, **options)
         try:
             for rows in tables:
                 writer.append(self._topic, rows)

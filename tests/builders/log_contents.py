@@ -16,9 +16,10 @@ from kafkalog.cleaner.key_index.latest_view import latest, latest_of_topic
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.place import directory_log_of
 
 __all__ = [
     "column",
@@ -37,7 +38,7 @@ __all__ = [
     "values",
 ]
 
-Log = Path | Engine | KafkaLog
+Log = Path | DirectoryLog | KafkaLog
 Record = tuple[int, int, bytes | None, bytes | None]
 """Partition, offset, key and value."""
 BUDGET_BYTES = 1 << 20
@@ -95,7 +96,7 @@ def latest_records(log: Log, topic: str = "t") -> dict[bytes, bytes]:
 
 
 def latest_column(
-    engine: Engine,
+    engine: DirectoryLog,
     name: str = "offset",
     topic: str = "t",
     *,
@@ -124,35 +125,35 @@ def latest_column(
     return found
 
 
-def state_of(engine: Engine, topic: str = "t", partition: int = 0) -> PartitionState:
+def state_of(engine: DirectoryLog, topic: str = "t", partition: int = 0) -> PartitionState:
     """Return what the journal says of a partition."""
     return engine.describe(topic).partitions[partition]
 
 
-def first_dirty(engine: Engine, topic: str = "t") -> int:
+def first_dirty(engine: DirectoryLog, topic: str = "t") -> int:
     """Return the offset from which partition 0 is not cleaned yet."""
     return state_of(engine, topic).first_dirty_offset
 
 
-def segment_bases(engine: Engine, stage: str = "") -> list[int]:
+def segment_bases(engine: DirectoryLog, stage: str = "") -> list[int]:
     """Return the base offsets of the segments of partition 0, or of its files of a stage."""
     names = (path.name for path in engine.partition_directory("t", 0).iterdir())
     parsed = (layout.parse_segment_file(name) for name in names)
     return sorted(found[0] for found in parsed if found and found[1:] == (layout.LOG, stage))
 
 
-def segment_sizes(engine: Engine) -> list[int]:
+def segment_sizes(engine: DirectoryLog) -> list[int]:
     """Return the sizes of the `.log` files of partition 0, in order."""
     paths = sorted(engine.partition_directory("t", 0).glob(f"*{layout.LOG}"))
     return [path.stat().st_size for path in paths]
 
 
-def index_entries(engine: Engine, base: int = 0) -> list[tuple[int, int]]:
+def index_entries(engine: DirectoryLog, base: int = 0) -> list[tuple[int, int]]:
     """Return the entries of an offset index of partition 0."""
     return list(struct.iter_unpack(">ii", _segment_file(engine, base, layout.INDEX)))
 
 
-def time_index_entries(engine: Engine, base: int = 0) -> list[tuple[int, int]]:
+def time_index_entries(engine: DirectoryLog, base: int = 0) -> list[tuple[int, int]]:
     """Return the entries of a time index of partition 0."""
     return list(struct.iter_unpack(">qi", _segment_file(engine, base, layout.TIME_INDEX)))
 
@@ -162,9 +163,9 @@ def damage(root: Path) -> list[str]:
     return [str(finding) for finding in verify(root, deep=True) if finding.is_damage]
 
 
-def _segment_file(engine: Engine, base: int, suffix: str) -> bytes:
+def _segment_file(engine: DirectoryLog, base: int, suffix: str) -> bytes:
     return (engine.partition_directory("t", 0) / layout.segment_file(base, suffix)).read_bytes()
 
 
-def _engine(log: Log) -> Engine:
-    return Engine(log, read_only=True) if isinstance(log, Path) else engine_of(log)
+def _engine(log: Log) -> DirectoryLog:
+    return DirectoryLog(log, read_only=True) if isinstance(log, Path) else directory_log_of(log)

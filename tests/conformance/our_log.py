@@ -14,8 +14,8 @@ import pytest
 import kafkalog
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.directory import staged_directory
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.record import Record, of_kafkalog
 
@@ -86,7 +86,7 @@ def write(root: Path) -> None:
 def _write(log: KafkaLog, draw: random.Random, topic: str, config: dict[str, str]) -> None:
     log.create_topic(topic, PARTITIONS[topic], {"cleanup.policy": "delete", **_SMALL, **config})
     for commit in range(25):
-        engine_of(log).append(
+        directory_log_of(log).append(
             topic,
             rows(draw, draw.randrange(1, 60), NOW_MS + 1000 * commit),
             now_ms=NOW_MS + 1000 * commit,
@@ -101,7 +101,7 @@ def _write_cleaned(log: KafkaLog, draw: random.Random, topic: str, config: dict[
         for commit in range(12):
             now_ms = NOW_MS + 60_000 * cleaning + 1000 * commit
             batch_size = draw.choice((300, 1000, 20_000))
-            engine_of(log).append(
+            directory_log_of(log).append(
                 topic, rows(draw, 30, now_ms, keys=120), now_ms=now_ms, batch_size=batch_size
             )
         if cleaning < 2:
@@ -135,8 +135,8 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
         for commit in range(3):
             now_ms = NOW_MS + 1000 * commit
             writer = StagedWriter(
-                log.root,
-                engine_of(log).state(),
+                directory_log_of(log),
+                directory_log_of(log).state(),
                 now_ms=lambda now_ms=now_ms: now_ms,
                 writer_slug="a" * 32,
                 batch_id=commit,
@@ -146,7 +146,7 @@ def _write_segments(log: KafkaLog, draw: random.Random) -> None:
                 writer.append("segments", rows(draw, 60, now_ms))
             message = writer.finish()
             assert any(run.is_segment for run in message.runs)
-            engine_of(log).commit([message], now_ms=now_ms)
+            directory_log_of(log).commit([message], now_ms=now_ms)
 
 
 def _write_binary(log: KafkaLog, draw: random.Random) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import OffsetSpec
 import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance import traffic
 from tests.conformance.clients import Partition, Sender
 from tests.conformance.kafka import KafkaBroker
@@ -297,7 +297,7 @@ def test_the_broker_wrote_what_is_to_be_read(stage: tuple[KafkaLog, Seen]) -> No
     attributes, horizons = set(), 0
     for topic in traffic.TOPICS:
         for number in range(traffic.PARTITIONS.get(topic, 1)):
-            with engine_of(log).snapshot(topic, number) as snapshot:
+            with directory_log_of(log).snapshot(topic, number) as snapshot:
                 start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
                 assert (topic not in {SHAPES, TRANSACTIONS, TRIMMED}) or len(snapshot.segments) >= 2
                 for chunk in snapshot.chunks(start, end):

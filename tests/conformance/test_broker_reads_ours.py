@@ -12,9 +12,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import kafkalog
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.ownership.release import release
 from tests.conformance import our_log
 from tests.conformance.kafka import CLEAN_SHUTDOWN, KafkaBroker, dump_log_segments
 from tests.conformance.our_log import AWAY, BINARY, CLEANED, PARTITIONS, TOMBSTONES
@@ -248,7 +248,7 @@ def test_a_broker_sees_where_each_partition_begins_and_ends(
 ) -> None:
     consumer = Consumer({"bootstrap.servers": mounted.bootstrap, "group.id": "tests"})
     try:
-        with Engine(ours, read_only=True) as log:
+        with DirectoryLog(ours, read_only=True) as log:
             for topic, number in ALL:
                 found = consumer.get_watermark_offsets(TopicPartition(topic, number), 30)
                 assert found == log.offsets(topic)[number]
@@ -301,7 +301,7 @@ def test_a_broker_rebuilds_the_indexes_that_kafkalog_wrote(
 def test_offsets_for_times_are_the_same(recovered: KafkaBroker, ours: Path, topic: str) -> None:
     consumer = Consumer({"bootstrap.servers": recovered.bootstrap, "group.id": "tests"})
     try:
-        with Engine(ours, read_only=True) as log, log.snapshot(topic, 0) as snapshot:
+        with DirectoryLog(ours, read_only=True) as log, log.snapshot(topic, 0) as snapshot:
             for timestamp in range(our_log.NOW_MS - 6000, our_log.NOW_MS + 150_000, 997):
                 (found,) = consumer.offsets_for_times([TopicPartition(topic, 0, timestamp)], 30)
                 offset = None if found.offset < 0 else found.offset
@@ -341,7 +341,7 @@ def cleaned(recovered: KafkaBroker, ours: Path) -> KafkaBroker:
     assert producer.flush(30) == 0
     for topic in CLEANED:
         alter(recovered, topic, {"min.cleanable.dirty.ratio": "0"})
-    with Engine(ours, read_only=True) as log:
+    with DirectoryLog(ours, read_only=True) as log:
         ends = {topic: log.offsets(topic)[0][1] for topic in CLEANED}
     recovered.wait_until(lambda: all(cleaned_to(recovered, t) >= end for t, end in ends.items()))
     return recovered

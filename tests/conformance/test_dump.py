@@ -12,7 +12,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cli import run
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.batch_builder import ABORT, COMMIT, GZIP, SNAPPY, BatchBuilder, Record, marker
 from tests.builders.message_builder import message, wrapper
 from tests.builders.segment_files import aborted_entry, name, producer_snapshot, write_segment
@@ -47,14 +47,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             log.create_topic(codec, 1, {"compression.type": codec, **_SMALL})
             for commit in range(12):
                 now_ms = NOW_MS + 1000 * commit
-                engine_of(log).append(
+                directory_log_of(log).append(
                     codec, rows(draw, 40, now_ms, keys=30), now_ms=now_ms, batch_size=1000
                 )
             log.clean(codec, force=True, now_ms=NOW_MS + 60_000)
         log.create_topic(HISTORY, 1, {**_SMALL, "cleanup.policy": "delete"})
         for commit in range(12):
             now_ms = NOW_MS + 10_000 * commit
-            engine_of(log).append(HISTORY, rows(draw, 40, now_ms), now_ms=now_ms, batch_size=500)
+            directory_log_of(log).append(
+                HISTORY, rows(draw, 40, now_ms), now_ms=now_ms, batch_size=500
+            )
     transactions = root.parent / "transactions-0"
     transactions.mkdir()
     write_transactions(transactions)

@@ -14,8 +14,8 @@ import pytest
 
 import kafkalog
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.kafka import dump_log_segments
 from tests.conformance.our_log import CODECS, NOW_MS
@@ -40,7 +40,10 @@ def log(tmp_path: Path) -> KafkaLog:
     for codec in CODECS:
         write(log, codec)
     task = StagedWriter(
-        log.root, engine_of(log).state(), writer_slug="ab" * 16, now_ms=lambda: NOW_MS
+        directory_log_of(log),
+        directory_log_of(log).state(),
+        writer_slug="ab" * 16,
+        now_ms=lambda: NOW_MS,
     )
     task.append(TOPIC, pa.record_batch({"key": [KEY.encode(), b"another"], "value": [b"v"] * 2}))
     task.finish()

@@ -21,10 +21,10 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 import kafkalog
 from kafkalog.errors import LockedByBrokerError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance import passage
 from tests.conformance.clients import (
     OUT_OF_ORDER_SEQUENCE,
@@ -246,7 +246,7 @@ def adopted(stopped: World) -> World:
 def test_a_running_brokers_directory_is_not_adopted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafkalog.storage_engine.broker.adopt.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("kafkalog.storage_engine.ownership.adopt.LOCK_WAIT_S", 0.1)
     with pytest.raises(LockedByBrokerError):
         adopt(world.root, config={}, now_ms=passage.now_ms())
     names = {path.name for path in world.root.rglob("*")}
@@ -461,7 +461,7 @@ def test_every_batch_lies_within_what_the_broker_knows_of_its_leader_epoch(
     by_hand, seen = after_kills.by_hand, set()
     with kafkalog.open(after_kills.root) as log:
         for place in PLACES:
-            with engine_of(log).snapshot(*place) as snapshot:
+            with directory_log_of(log).snapshot(*place) as snapshot:
                 chunks = list(
                     snapshot.chunks(snapshot.state.log_start_offset, snapshot.state.high_watermark)
                 )

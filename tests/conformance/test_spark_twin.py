@@ -19,7 +19,7 @@ from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
 import kafkalog
-from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.ownership.adopt import adopt
 from tests.conformance import spark_twin_session
 from tests.conformance.kafka import KafkaBroker
 from tests.conformance.spark_twin_errors import CASES

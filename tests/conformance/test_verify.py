@@ -9,8 +9,8 @@ import pytest
 
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from tests.conformance import traffic
 from tests.conformance.kafka import KafkaBroker
 from tests.conformance.traffic import Traffic

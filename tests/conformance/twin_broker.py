@@ -28,9 +28,9 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import manager
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance.clients import Sender
 from tests.conformance.kafka import KafkaBroker
 from tests.conformance.twin_segments import (
@@ -193,7 +193,7 @@ class Copy:
         for path in sorted((self._theirs / f"{topic}-0").glob("*.log")):
             end = self.log.offsets(topic)[0][1]
             if int(path.stem) >= end and self._active_base(topic) != int(path.stem):
-                with engine_of(self.log).transaction() as transaction:
+                with directory_log_of(self.log).transaction() as transaction:
                     transaction.roll(topic, 0, now_ms())
                     transaction.publish(now_ms())
             self.log.append_raw(topic, 0, _from(path.read_bytes(), end), now_ms=now_ms())
@@ -204,17 +204,17 @@ class Copy:
     def clean(self, topics: Collection[str]) -> dict[str, int]:
         """Clean what the broker's cleaner finds dirty; returns where each topic's ends."""
         ends = {}
-        for known in status(engine_of(self.log), now_ms()):
+        for known in status(directory_log_of(self.log), now_ms()):
             if known.topic in topics and known.dirty_bytes:
                 (stats,) = manager.clean(
-                    engine_of(self.log), known.topic, now_ms=now_ms(), config=self._config
+                    directory_log_of(self.log), known.topic, now_ms=now_ms(), config=self._config
                 )
                 assert stats.error is None, stats.error
                 ends[known.topic] = stats.end_offset
         return ends
 
     def segments(self, topic: str) -> list[Segment]:
-        return read_segments(engine_of(self.log).partition_directory(topic, 0))
+        return read_segments(directory_log_of(self.log).partition_directory(topic, 0))
 
 
 def _from(data: bytes, offset: int) -> bytes:

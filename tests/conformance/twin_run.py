@@ -30,8 +30,8 @@ from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance.twin_batches import Taste, Writers, draw_taste
 from tests.conformance.twin_kafka import CleanerSettings, KafkaCleaner, Round
 from tests.conformance.twin_segments import (
@@ -140,14 +140,14 @@ class Twin:
         for log in self._logs:
             log.delete_records(self._name, 0, offset, now_ms=self._now_ms)
             assert log.offsets(self._name)[0][0] == start
-            manager.retain(engine_of(log), now_ms=self._now_ms)
+            manager.retain(directory_log_of(log), now_ms=self._now_ms)
 
     def _roll(self) -> None:
         if self._state(self._logs[0]).active_size == 0:
             return
         base = self.kafka.roll(self._now_ms, self._name)
         for log in self._logs:
-            with engine_of(log).transaction() as transaction:
+            with directory_log_of(log).transaction() as transaction:
                 transaction.roll(self._name, 0, self._now_ms)
                 transaction.publish(self._now_ms)
             assert self._state(log).active_base == base
@@ -167,7 +167,9 @@ class Twin:
             if kafkas.end < kafkas.plan.first_uncleanable_offset:
                 self.met.add("a round that ends before what is uncleanable")
             for log, config in zip(self._logs, self._cleaners(), strict=False):
-                stats = manager.clean_filthiest(engine_of(log), now_ms=self._now_ms, config=config)
+                stats = manager.clean_filthiest(
+                    directory_log_of(log), now_ms=self._now_ms, config=config
+                )
                 self._compare(log, kafkas, stats, theirs)
             if self.found:
                 return
@@ -180,7 +182,7 @@ class Twin:
         return _cleaner(*sizes, has_all=False), _cleaner(other, *sizes[1:], has_all=True)
 
     def _compare_plans(self, kafkas: Round) -> None:
-        (known,) = status(engine_of(self._logs[0]), self._now_ms)
+        (known,) = status(directory_log_of(self._logs[0]), self._now_ms)
         ours = [
             known.first_dirty_offset,
             known.first_uncleanable_offset,
@@ -209,7 +211,7 @@ class Twin:
             self.found.append(f"{name}: checkpoint: Kafka's {kafkas.end}, ours {end}")
 
     def _segments(self, log: KafkaLog) -> list[Segment]:
-        return read_segments(engine_of(log).partition_directory(self._name, 0))
+        return read_segments(directory_log_of(log).partition_directory(self._name, 0))
 
     def _state(self, log: KafkaLog) -> PartitionState:
         return log.describe(self._name).partitions[0]

@@ -15,7 +15,7 @@ from kafkalog.datasource.ktable import KTable
 from kafkalog.sink import Append
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.sink.views.table_view import KTableView
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.place import open_engine
 from tests.object_store_proxy import StoreProxy
@@ -31,7 +31,7 @@ class Place:
     path: str
     options: Mapping[str, str]
 
-    def log(self) -> LogEngine:
+    def log(self) -> Log:
         """Open it; it is created if it is missing."""
         return open_engine(self.path, options=self.options)
 

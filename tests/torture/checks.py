@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from kafkalog.cleaner.schedule import manager
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from tests.torture.complaints import Complaints
 from tests.torture.memory import forget
 from tests.torture.workloads import OPERATIONS, Opened
@@ -77,20 +77,20 @@ Snapshot = Mapping[str, TopicRows]
 
 
 def read_partition(
-    engine: Engine, topic: TopicState, partition: int, state: PartitionState
+    engine: DirectoryLog, topic: TopicState, partition: int, state: PartitionState
 ) -> PartitionRows:
     """Read what a partition shows."""
     rows = tuple(_rows(engine, topic.name, partition, None)) if state.high_watermark else ()
     return PartitionRows(state.log_start_offset, state.high_watermark, rows)
 
 
-Reading = Callable[[Engine, TopicState, int, PartitionState], PartitionRows]
-Looking = Callable[[Engine], Snapshot]
+Reading = Callable[[DirectoryLog, TopicState, int, PartitionState], PartitionRows]
+Looking = Callable[[DirectoryLog], Snapshot]
 
 
-def snapshot(log: Engine | Path, read: Reading = read_partition) -> Snapshot:
+def snapshot(log: DirectoryLog | Path, read: Reading = read_partition) -> Snapshot:
     """Read all that a log shows; of a path without changing anything."""
-    engine = Engine(log, read_only=True) if isinstance(log, Path) else log
+    engine = DirectoryLog(log, read_only=True) if isinstance(log, Path) else log
     found = {}
     for name, topic in engine.state().topics.items():
         partitions = {
@@ -100,7 +100,7 @@ def snapshot(log: Engine | Path, read: Reading = read_partition) -> Snapshot:
     return found
 
 
-def _rows(engine: Engine, topic: str, partition: int, start: int | None) -> Iterator[Row]:
+def _rows(engine: DirectoryLog, topic: str, partition: int, start: int | None) -> Iterator[Row]:
     for batch in engine.read(topic, partition, start, columns=_READ_COLUMNS):
         *columns, times = batch.columns
         shown = [column.to_pylist() for column in columns]

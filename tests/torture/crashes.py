@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.torture.acts import Names, Resize, Sync
 from tests.torture.checks import (
@@ -171,7 +171,7 @@ class Crashes:
         self._write(disk.everything())
         try:
             with booted(self._boot(0)):
-                engine = Engine(self._scratch, read_only=True)
+                engine = DirectoryLog(self._scratch, read_only=True)
                 lower = self._shown.snapshot(engine)
                 goes_back = _goes_back(engine, disk, is_pending=is_pending)
         except Exception as fault:
@@ -209,13 +209,13 @@ class Crashes:
         stage = crash.stage
         if stage.kind == "handed":
             recovered(self._scratch, stage.moment.now_ms)
-        found = self._shown.snapshot(Engine(self._scratch, read_only=True))
+        found = self._shown.snapshot(DirectoryLog(self._scratch, read_only=True))
         faults = self._unexpected(found, crash, state)
         if faults:
             return faults
         if state.label == DIED:
             # What a dead process has written, and not published, counts for the next one.
-            with Engine(self._scratch, create=False) as engine:
+            with DirectoryLog(self._scratch, create=False) as engine:
                 found = self._shown.snapshot(engine)
             faults = self._unexpected(found, crash, state)
             if faults:
@@ -260,7 +260,7 @@ class Crashes:
             if crash.stage.kind == "handed":
                 found, older = crash.stage.before, crash.older
             else:
-                engine = Engine(self._scratch, read_only=True)
+                engine = DirectoryLog(self._scratch, read_only=True)
                 found = self._shown.snapshot(engine)
                 goes_back = _goes_back(engine, disk, is_pending=bool(crash.older))
                 older = (*crash.older, crash.stage.before) if goes_back else ()
@@ -299,7 +299,7 @@ class Crashes:
         return hashlib.blake2b(_tree(state) + crash.key, digest_size=8).digest()
 
 
-def _goes_back(engine: Engine, disk: Disk, *, is_pending: bool) -> bool:
+def _goes_back(engine: DirectoryLog, disk: Disk, *, is_pending: bool) -> bool:
     """Tell whether a power cut may take back what a reader sees, as it does relaxed commits.
 
     A journal that is written anew has those that were pending as synced, and its name may not be

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import host
 from tests.torture import block_device, roles
 from tests.torture.oracle import COMMIT, Model, Notes, Wrong, step_of
@@ -53,7 +53,7 @@ def check_disk(image: Path, cut: Cut, model: Model) -> int:
             raise Wrong(f"the file system cannot be mounted: {fault}") from fault
         root = target / "log"
         try:
-            with Engine(root, read_only=True) as log:
+            with DirectoryLog(root, read_only=True) as log:
                 steps = model.steps_in(log.state(), cut.acknowledged, cut.sent)
                 model.check(log)
             if cut.goes_on:
@@ -68,7 +68,7 @@ def check_disk(image: Path, cut: Cut, model: Model) -> int:
 def _go_on(root: Path, cut: Cut, model: Model, steps: int, notes: Notes) -> None:
     """Write, clean and verify a log that a cut has left."""
     try:
-        with Engine(root) as log, log.transaction() as transaction:  # settled, it is the same
+        with DirectoryLog(root) as log, log.transaction() as transaction:  # settled, it is the same
             model.steps_in(transaction.state, steps, steps)
         writer = roles.Writer(root, cut.seed, notes, model=model)
         if steps and step_of(cut.seed, steps).kind == COMMIT:
@@ -76,7 +76,7 @@ def _go_on(root: Path, cut: Cut, model: Model, steps: int, notes: Notes) -> None
         writer.resume(steps)
         writer.take(steps + 2)
         draw = cut.draw
-        with Engine(root) as log:
+        with DirectoryLog(root) as log:
             roles.clean_once(log, draw)
             roles.clean_once(log, draw)
             model.steps_in(log.state(), steps + 2, steps + 2)

@@ -34,7 +34,7 @@ import pytest
 from kafkalog.errors import StorageError
 from kafkalog.sink.upsert import Batch, SQLiteUpsert
 from kafkalog.sink.upsert.bad_records import Refusal, plan_number
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.acceptance.mounts import Disk, disk
@@ -78,10 +78,10 @@ class Upsert(SQLiteUpsert):
 
     def leave_out_refused(self, df: Any, batch: Batch, refused: Sequence[Refusal]) -> None:
         plan = plan_number(batch.batch_id, batch.end_offsets, 0)
-        with Engine(self.log) as engine:
+        with DirectoryLog(self.log) as engine:
             engine.create_topic(LETTERS, 1, {"cleanup.policy": "delete"}, exist_ok=True)
             staged = StagedWriter(
-                self.log,
+                engine,
                 engine.state(),
                 now_ms=lambda: batch.now_ms,
                 writer_slug=writer_slug("upsert", "*"),
@@ -112,7 +112,7 @@ class Upsert(SQLiteUpsert):
         """Return the offsets of the records whose dead letters are in the log."""
         if not self.log.exists():
             return []
-        with Engine(self.log, read_only=True) as engine:
+        with DirectoryLog(self.log, read_only=True) as engine:
             if LETTERS not in engine.topics():
                 return []
             found = engine.read(LETTERS, 0, None, columns=("key",))
@@ -136,7 +136,7 @@ class Life:
         self._letters: list[int] = []
         self._upsert = Upsert(small.mount_point)
         query(Path(self._upsert.database), _CHECKED)
-        Engine(self._upsert.log).close()
+        DirectoryLog(self._upsert.log).close()
 
     def run(self) -> None:
         """Bring the micro-batches one after the other, up to a fault."""

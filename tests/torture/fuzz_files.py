@@ -29,12 +29,12 @@ from kafkalog.datasource.offsets import StartOrEnd, from_json, parse_object
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.query import end_offsets
 from kafkalog.sink.views.generations import Generations
-from kafkalog.storage_engine.broker import adopted_topics
+from kafkalog.storage_engine.directory import ended_pins, pin_file
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.remote_log_starts import read_remote_log_starts
-from kafkalog.storage_engine.reading import ended_pins, pin_file
+from kafkalog.storage_engine.ownership import adopted_topics
 from kafkalog.storage_engine.records.records import index_records, scan_batches
 from kafkalog.storage_engine.segment.gaps import GapFile
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex

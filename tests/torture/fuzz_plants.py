@@ -12,9 +12,9 @@ import numpy as np
 
 from kafkalog.cleaner.dedup import delete_horizon, latest_records
 from kafkalog.cleaner.state import last_cleaning, uncleanable
-from kafkalog.storage_engine.broker import adopted_topics
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.ownership import adopted_topics
 from kafkalog.storage_engine.records.kernels import legacy
 from kafkalog.storage_engine.transactions import producer_snapshot
 

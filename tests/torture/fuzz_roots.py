@@ -20,11 +20,12 @@ import kafkalog
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import journal
 from kafkalog.storage_engine.metadata.journal import Journal
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_file import StagedFile
 from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 from tests.torture import fuzz_checksums
@@ -190,7 +191,7 @@ def _use(path: Path) -> None:
             log.lookup(topic, b"k1")
             log.explain(topic, now_ms=NOW_MS)
         for schema, is_committed in ((_SCHEMA, True), (_PLAIN, False)):
-            with refusing(), engine_of(log).snapshot(topic, 0) as snapshot:
+            with refusing(), directory_log_of(log).snapshot(topic, 0) as snapshot:
                 start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
                 exhaust(snapshot.read(start, end, schema=schema, read_committed=is_committed))
                 for wanted in (0, 45, 61, 72):
@@ -203,10 +204,10 @@ def _clean(path: Path) -> None:
     log = kafkalog.open(path, create=False)
     with refusing():
         log.clean("t", force=True, now_ms=NOW_MS)
-    _append(engine_of(log), "t")
+    _append(directory_log_of(log), "t")
 
 
-def _append(log: Engine, topic: str) -> None:
+def _append(log: DirectoryLog, topic: str) -> None:
     rows = pa.table({"key": [b"new"], "value": [b"v"]})
     with refusing():
         log.append(topic, rows, now_ms=NOW_MS)
@@ -237,7 +238,7 @@ def _use_brokers(path: Path) -> None:
     with refusing():
         _use(path)
     adopt(path, config={"*": {"cleanup.policy": "delete"}}, now_ms=NOW_MS)
-    _append(Engine(path, create=False), "t")
+    _append(DirectoryLog(path, create=False), "t")
 
 
 # --- what is brought to be written ---------------------------------------------------------------
@@ -265,7 +266,7 @@ def _raw_append(directory: Path) -> Case:
         try:
             log.append_raw("t", 0, source, now_ms=NOW_MS)
         finally:
-            _append(engine_of(log), "t")
+            _append(directory_log_of(log), "t")
 
     varied, raw = sample_root.varied(), sample_root.mirrored()
     return Case(decode, [*_joined(varied.segments), *_joined(raw.segments)])
@@ -304,8 +305,8 @@ def _staged(directory: Path) -> Case:
                 data=data if kind == "message" else b"",
             )
             with refusing():
-                engine_of(log).commit([message], now_ms=NOW_MS)
-            _append(engine_of(log), "t")
+                directory_log_of(log).commit([message], now_ms=NOW_MS)
+            _append(directory_log_of(log), "t")
         shutil.rmtree(path)
 
     stored, some = sample_root.stored, sample_root.some

@@ -39,7 +39,7 @@ from typing import Final
 
 from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.torture import Tally, parser, roles
 from tests.torture.oracle import Model, Notes, Progress, Wrong
 from tests.torture.scratch import scratch
@@ -197,7 +197,7 @@ class Life:
         self._progress.take(self._notes.read())
         before = self._progress.acknowledged
         with KafkaLog(self._root, read_only=True) as log:
-            engine = engine_of(log)
+            engine = directory_log_of(log)
             state = engine.state()
             self._progress.take(self._notes.read())
             # What was acknowledged is published; what is published was acknowledged, or sent.
@@ -237,14 +237,14 @@ class Life:
     def _end(self) -> None:
         """Settle, clean and close the log; what it holds is the same."""
         with KafkaLog(self._root) as log:
-            with engine_of(log).transaction() as transaction:
+            with directory_log_of(log).transaction() as transaction:
                 sent = self._progress.sent
                 self._steps = self._model.steps_in(transaction.state, self._steps, sent)
             if errors := [stats.error for stats in log.clean(force=True) if stats.error]:
                 raise Wrong(f"cleaning failed: {errors}")
         with KafkaLog(self._root, read_only=True) as log:
-            self._model.steps_in(engine_of(log).state(), self._steps, self._steps)
-            self._model.check(engine_of(log))
+            self._model.steps_in(directory_log_of(log).state(), self._steps, self._steps)
+            self._model.check(directory_log_of(log))
         self._verify()
 
 
@@ -284,8 +284,8 @@ def warm() -> None:
         draw = random.Random(1)
         with KafkaLog(root) as log:
             for _ in range(20):
-                roles.clean_once(engine_of(log), draw)
-            writer.model.check(engine_of(log))
+                roles.clean_once(directory_log_of(log), draw)
+            writer.model.check(directory_log_of(log))
             log.lookup("table", "key-1")
         list(verify(root, deep=True))
         notes.close()

@@ -25,8 +25,8 @@ from kafkalog.inspection.verify_store import verify_store
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.transactions.producers import ProducerEntry
@@ -41,7 +41,7 @@ __all__ = ["CopiedLog", "copied_log", "copy_back", "rows_of"]
 class CopiedLog:
     """A copy of a log, and what it holds."""
 
-    def __init__(self, log: LogEngine) -> None:
+    def __init__(self, log: Log) -> None:
         self.log = log
 
     def states(self, topic: str) -> Sequence[PartitionState]:
@@ -121,7 +121,7 @@ class CopiedLog:
 
 
 @contextmanager
-def copied_log(log: LogEngine, commit_bytes: int, later: int, now_ms: int) -> Iterator[CopiedLog]:
+def copied_log(log: Log, commit_bytes: int, later: int, now_ms: int) -> Iterator[CopiedLog]:
     """Copy a log into a new store in memory, with commits of about so many bytes.
 
     Spark's tasks know `later` segment objects after their ranges.
@@ -141,7 +141,7 @@ def copy_back(store: CopiedLog, now_ms: int) -> Iterator[CopiedLog]:
     """Copy a store's log into a new directory."""
     root = Path(tempfile.mkdtemp(prefix="kafkalog-model-", dir=memory_disk()))
     try:
-        with Engine(root) as log:
+        with DirectoryLog(root) as log:
             copy(store.log, log, now_ms=now_ms)
             yield CopiedLog(log)
     finally:

@@ -24,10 +24,10 @@ from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain, sw
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.log.results import CommitResult
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.metadata.writer import Writer
-from kafkalog.storage_engine.writing.commit import CommitResult
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.model_copies import CopiedLog, rows_of
 from tests.torture.model_log import Row
@@ -69,7 +69,7 @@ class Hands:
 
     def config(self, topic: str) -> dict[str, str] | None:
         """Return a topic's configs; None where there is no such topic."""
-        known = engine_of(self.log).state().topics.get(topic)
+        known = directory_log_of(self.log).state().topics.get(topic)
         return None if known is None else dict(known.config)
 
     def states(self, topic: str) -> list[PartitionState]:
@@ -90,9 +90,11 @@ class Hands:
             "timestamp": pa.array(times, pa.int64()),
         }
         log = self.log
-        staged = StagedWriter(None, engine_of(log).state(), now_ms=lambda: now_ms, batch_size=size)
+        staged = StagedWriter(
+            None, directory_log_of(log).state(), now_ms=lambda: now_ms, batch_size=size
+        )
         staged.append(topic, pa.RecordBatch.from_pydict(columns))
-        return engine_of(log).commit([staged.finish()], writer=writer, now_ms=now_ms)
+        return directory_log_of(log).commit([staged.finish()], writer=writer, now_ms=now_ms)
 
     def append_raw(self, topic: str, partition: int, data: bytes, now_ms: int) -> None:
         """Append a batch as it is."""
@@ -116,7 +118,7 @@ class Hands:
 
     def latest(self, topic: str, partition: int, budget: int) -> list[Row]:
         """Return the latest record of every key."""
-        with engine_of(self.log).snapshot(topic, partition, whole=True) as snapshot:
+        with directory_log_of(self.log).snapshot(topic, partition, whole=True) as snapshot:
             end = snapshot.state.high_watermark
             found = latest(snapshot, end, budget_bytes=budget, schema=changelog_schema())
             return rows_of(found)
@@ -130,7 +132,7 @@ class Hands:
 
     def lookups(self, topic: str, keys: Sequence[bytes], partition: int) -> dict[bytes, Row]:
         """Return the latest record of each key that has one, looked up all at once."""
-        return CopiedLog(engine_of(self.log)).lookups(topic, keys, partition)
+        return CopiedLog(directory_log_of(self.log)).lookups(topic, keys, partition)
 
     # --- cleaning and deleting ---
 
@@ -143,17 +145,17 @@ class Hands:
                 raise RuntimeError("the cleaning never ends")
 
         return clean(
-            engine_of(self.log), now_ms=now_ms, config=config, force=force, check_abort=look
+            directory_log_of(self.log), now_ms=now_ms, config=config, force=force, check_abort=look
         )
 
     def clean_filthiest(self, config: CleanerConfig, now_ms: int) -> CleanerStats | None:
         """Clean a round of what is due most."""
-        return clean_filthiest(engine_of(self.log), now_ms=now_ms, config=config)
+        return clean_filthiest(directory_log_of(self.log), now_ms=now_ms, config=config)
 
     def retain(self, now_ms: int) -> list[str | None]:
         """Apply retention to all topics, and sweep; returns the errors."""
-        found = retain(engine_of(self.log), now_ms=now_ms, is_skipped=lambda _: False)
-        sweep(engine_of(self.log), now_ms=now_ms)
+        found = retain(directory_log_of(self.log), now_ms=now_ms, is_skipped=lambda _: False)
+        sweep(directory_log_of(self.log), now_ms=now_ms)
         return [stats.error for stats in found]
 
     def delete_records(self, topic: str, partition: int, before: int, now_ms: int) -> int:

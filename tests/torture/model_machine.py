@@ -11,8 +11,8 @@ from hypothesis.stateful import initialize, precondition, rule
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.errors import CommitConflictError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, Record, marker
 from tests.torture.model_copies import copied_log, copy_back
 from tests.torture.model_draws import (
@@ -252,7 +252,7 @@ class LogMachine(LogAndModel):
         budget: int,
     ) -> None:
         """The log is copied into a store, which is cleaned, and that one into a directory."""
-        log = engine_of(self.hands[0].log)
+        log = directory_log_of(self.hands[0].log)
         with copied_log(log, commit_bytes, later, self.now_ms) as store:
             store.check(self.topics, start, end, budget)
             for config, force in cleanings:

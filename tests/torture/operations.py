@@ -23,19 +23,18 @@ from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
 from kafkalog.cleaner.schedule import manager
 from kafkalog.erasure.erase import erase
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.copying import copied_batches, copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import pins, staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
-from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.segment.segments import sweep_deleted
-from kafkalog.storage_engine.writing import staged_directory
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture.repeatable import repeatable
 from tests.torture.rows import Rows, batch, rows, transactions
 
@@ -89,7 +88,7 @@ class Opened:
     def __init__(self, root: Path, moment: Moment = Moment()) -> None:
         self.root = root
         self.moment = moment
-        self.engine = Engine(root, create=False)
+        self.engine = DirectoryLog(root, create=False)
 
     def perform(self, name: str) -> None:
         """Do the next operation."""
@@ -104,7 +103,7 @@ class Opened:
     def reopen(self) -> None:
         """Close the log and open it."""
         self.engine.close()
-        self.engine = Engine(self.root, create=False)
+        self.engine = DirectoryLog(self.root, create=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def _stage(
     log: Opened, task: int, batches: Mapping[str, pa.RecordBatch], batch_size: int
 ) -> StagedMessage:
     writer = StagedWriter(
-        log.root,
+        log.engine,
         log.engine.state(),
         now_ms=lambda: log.moment.now_ms,
         writer_slug=writer_slug("torture", "*"),
@@ -304,19 +303,19 @@ def _copy(log: Opened) -> None:
 
 
 @functools.cache
-def _source(scale: int) -> Engine:
+def _source(scale: int) -> DirectoryLog:
     """Return a log with one topic, which the cleaner has left gaps in; always the same one."""
     directory = tempfile.mkdtemp(prefix="source-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     moment = Moment(scale=scale)
     with repeatable("source"):
-        with Engine(Path(directory)) as engine:
+        with DirectoryLog(Path(directory)) as engine:
             engine.create_topic("c", 1, topic_config(scale), now_ms=moment.now_ms)
             for _ in range(4):
                 moment = moment.next()
                 engine.append("c", batch(moment.rows(5)), now_ms=moment.now_ms)
             manager.clean(engine, "c", force=True, now_ms=moment.now_ms)
-        return Engine(Path(directory), read_only=True)
+        return DirectoryLog(Path(directory), read_only=True)
 
 
 def _erase(log: Opened) -> None:
@@ -362,7 +361,7 @@ def _release_adopt(log: Opened) -> None:
     log.engine.close()
     release(log.root, now_ms=log.moment.now_ms)  # also where an adoption was broken off
     adopt(log.root, now_ms=log.moment.now_ms)
-    log.engine = Engine(log.root, create=False)
+    log.engine = DirectoryLog(log.root, create=False)
 
 
 _ALL: Final = (

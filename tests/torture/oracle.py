@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
@@ -289,7 +289,7 @@ class Model:
 
     # --- comparing -------------------------------------------------------------------------------
 
-    def check(self, log: Engine, partitions: Iterable[Partition] | None = None) -> None:
+    def check(self, log: DirectoryLog, partitions: Iterable[Partition] | None = None) -> None:
         """Read a log, or some of it; raises Wrong for what is lost, doubled, or was never sent."""
         for partition in self.records if partitions is None else partitions:
             directory = log.partition_directory(*partition)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.torture.acts import Act
 from tests.torture.checks import Snapshot, forget, recovered, snapshot, with_obsolete
 from tests.torture.disk import Disk, check_recorded
@@ -65,7 +65,7 @@ class _Stages:
         name: str,
         before: Snapshot,
         moment: Callable[[], Moment],
-        work: Callable[[], Engine],
+        work: Callable[[], DirectoryLog],
         *,
         kind: str = "none",
     ) -> Snapshot:
@@ -92,7 +92,7 @@ def record(root: Path, names: Sequence[str], moment: Moment) -> Recording:
         stages = _Stages(recorder)
         for name in names:
 
-            def work(name: str = name) -> Engine:
+            def work(name: str = name) -> DirectoryLog:
                 log.perform(name)
                 return log.engine
 
@@ -130,22 +130,22 @@ def record_recovery(
         moment = replace(last, now_ms=last.now_ms + later_ms)
         if broken.kind == "handed":
 
-            def recover() -> Engine:
+            def recover() -> DirectoryLog:
                 recovered(root, moment.now_ms)
-                return Engine(root, read_only=True)
+                return DirectoryLog(root, read_only=True)
 
             found = stages.add(RECOVERING, found, lambda: moment, recover, kind="handed")
         opened: list[Opened] = []
 
-        def open_log() -> Engine:
+        def open_log() -> DirectoryLog:
             opened.append(Opened(root, moment))
             return opened[0].engine
 
-        def try_again() -> Engine:
+        def try_again() -> DirectoryLog:
             opened[0].perform_again(retry.name)
             return opened[0].engine
 
-        def open_and_try_again() -> Engine:
+        def open_and_try_again() -> DirectoryLog:
             open_log()
             return try_again()
 

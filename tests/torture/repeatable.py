@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from kafkalog.cleaner.schedule import partition_cleaner
+from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.fs import clock, files, host
-from kafkalog.storage_engine.reading import pins
 
 __all__ = ["booted", "repeatable"]
 

@@ -23,11 +23,11 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.schedule.manager import clean_and_retain, clean_filthiest, sweep
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.log.results import CommitResult
 from kafkalog.storage_engine.metadata.writer import writer_slug
-from kafkalog.storage_engine.writing import staged_directory
-from kafkalog.storage_engine.writing.commit import CommitResult
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.oracle import (
@@ -139,7 +139,7 @@ class Process:
 def create(root: Path, *, is_relaxed: bool = False) -> None:
     """Make the log with its topics; where it is relaxed not every commit is synced."""
     more = {"flush.messages": "60"} if is_relaxed else {}
-    with Engine(root) as log:
+    with DirectoryLog(root) as log:
         for topic, count in PARTITIONS.items():
             log.create_topic(topic, count, {**CONFIGS[topic], **more})
 
@@ -204,7 +204,7 @@ class Writer:
         self._notes = notes
         self._needs_sync = needs_sync
         self._draw = random.Random(f"{seed} {time.monotonic_ns()}")
-        self._log = Engine(root)
+        self._log = DirectoryLog(root)
 
     def run(self, acknowledged: int, *, pause_s: float = 0.0) -> None:
         """Go on behind the last step that was acknowledged, for ever."""
@@ -215,7 +215,7 @@ class Writer:
             self.take(number)
             if self._draw.random() < 0.02:
                 self._log.close()
-                self._log = Engine(self._root)
+                self._log = DirectoryLog(self._root)
             if pause_s:
                 time.sleep(self._draw.random() * pause_s)
 
@@ -275,7 +275,7 @@ class Writer:
 
     def _stage(self, step: Step, task: int, rows: Iterable[Row]) -> StagedMessage:
         writer = StagedWriter(
-            self._root,
+            self._log,
             self._log.state(),
             now_ms=clock.now_ms,
             writer_slug=writer_slug(step.writer.id, step.writer.target),
@@ -305,13 +305,13 @@ def clean(root: Path, seed: str, *, pause_s: float = 0.01) -> None:
     draw = random.Random(seed)
     if draw.random() < 0.4:
         _clean_in_background(root, draw)
-    with Engine(root) as log:
+    with DirectoryLog(root) as log:
         while True:
             clean_once(log, draw)
             time.sleep(draw.random() * pause_s)
 
 
-def clean_once(log: Engine, draw: random.Random) -> None:
+def clean_once(log: DirectoryLog, draw: random.Random) -> None:
     """One thing that a cleaner does; raises Wrong where it could not."""
     config = _config(draw)
     now_ms = clock.now_ms()
@@ -373,7 +373,7 @@ def read(root: Path, seed: str) -> None:
     model, draw = Model(seed), random.Random(f"{seed} {time.monotonic_ns()}")
     steps = 0
     seen: dict[Partition, tuple[int, int, int]] = {}
-    with Engine(root, read_only=True) as log, KeyLookup(log, TABLE) as lookup:
+    with DirectoryLog(root, read_only=True) as log, KeyLookup(log, TABLE) as lookup:
         while True:
             steps = model.steps_like(log.state(), steps)
             for partition in draw.sample(list(model.records), 2):
@@ -389,7 +389,7 @@ def read(root: Path, seed: str) -> None:
             time.sleep(draw.random() * 0.02)
 
 
-def _look_up(log: Engine, lookup: KeyLookup, model: Model, draw: random.Random) -> None:
+def _look_up(log: DirectoryLog, lookup: KeyLookup, model: Model, draw: random.Random) -> None:
     partition = TABLE, draw.randrange(PARTITIONS[TABLE])
     before = log.describe(TABLE).partitions[partition[1]].high_watermark
     model.extend_to(partition, before)

@@ -47,11 +47,11 @@ from kafkalog.cli import main as kafkalog_command
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
+from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.segment import segment_times
-from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.twin_batches import Writers, draw_taste
 from tests.torture import Tally, parser, portions_of
@@ -375,7 +375,7 @@ def _retained(log: KafkaLog, now_ms: int) -> list[RetentionStats]:
     return manager.retain(_engine(log), now_ms=now_ms, is_skipped=lambda _: False)
 
 
-def _engine(log: KafkaLog) -> LogEngine:
+def _engine(log: KafkaLog) -> Log:
     return log._engine
 
 

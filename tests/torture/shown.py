@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from tests.torture.checks import PartitionRows, Snapshot, read_partition, snapshot
@@ -75,13 +75,18 @@ class Shown:
     def __init__(self) -> None:
         self._known: dict[object, PartitionRows] = {}
 
-    def snapshot(self, engine: Engine, found: Tree | None = None) -> Snapshot:
+    def snapshot(self, engine: DirectoryLog, found: Tree | None = None) -> Snapshot:
         """Return what a log shows whose directories are `found`: the same as `checks.snapshot`."""
         directories = tree(engine.root) if found is None else found
         return snapshot(engine, functools.partial(self._partition, directories))
 
     def _partition(
-        self, found: Tree, engine: Engine, topic: TopicState, number: int, state: PartitionState
+        self,
+        found: Tree,
+        engine: DirectoryLog,
+        topic: TopicState,
+        number: int,
+        state: PartitionState,
     ) -> PartitionRows:
         # A directory that is not there has no digest, and an error that is not remembered.
         directory = found.get(layout.partition_directory(topic.name, number))

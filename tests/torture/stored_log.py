@@ -9,7 +9,7 @@ from typing import Final
 
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
@@ -62,7 +62,7 @@ def _prepare(directory: Path, address: StoreAddress) -> ObjectLog:
     """Write all but the last commit."""
     log = object_log.ObjectLog(address)
     root = Root(directory, logs=[sample_root.varied()])
-    copy(Engine(root.path, read_only=True, create=False), log, now_ms=NOW_MS)
+    copy(DirectoryLog(root.path, read_only=True, create=False), log, now_ms=NOW_MS)
     log.create_topic("u", 1, _PLAIN, now_ms=NOW_MS)
     for turn, number in itertools.product(range(4), range(2)):
         if (turn, number) == (2, 0):

@@ -11,7 +11,7 @@ import pytest
 
 from kafkalog.cleaner.schedule import manager, partition_cleaner
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.torture.checks import (
     PartitionRows,
     Snapshot,
@@ -200,7 +200,7 @@ def test_a_cleaning_that_writes_to_another_topic_is_found(
 ) -> None:
     clean = manager.clean
 
-    def untidy(engine: Engine, *args: Any, **kwargs: Any) -> Any:
+    def untidy(engine: DirectoryLog, *args: Any, **kwargs: Any) -> Any:
         engine.delete_records("d", 0, 1)
         return clean(engine, *args, **kwargs)
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner.rewrite import swap
+from kafkalog.storage_engine.directory import active_segment
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.writing import active_segment
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture.acts import Names, Sync, Write
 from tests.torture.crash_states import ALL, EVERY_MOMENT, ONE_MOMENT, Task, Worker, tasks
 from tests.torture.crashes import Outcome

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.torture import memory
 from tests.torture.calls import READS, Calls, DiedError, Disturbed
 from tests.torture.failed_calls import Deaths, Plan, after_death, cases, followed_by_death

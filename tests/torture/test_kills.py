@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from kafkalog.storage_engine.directory import retention, staged_directory
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import writer
-from kafkalog.storage_engine.writing import retention, staged_directory
 from tests.torture import kills, roles
 from tests.torture.kills import Outcome
 from tests.torture.oracle import ACKNOWLEDGED, Wrong

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.partition import Appender
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.metadata import writer
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
-from kafkalog.storage_engine.writing.partition import Appender
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.builders.batch_builder import ABORT, BatchBuilder, marker
 from tests.torture import model_hands
 from tests.torture.model import examples
@@ -71,7 +71,7 @@ def test_the_model_finds_a_task_that_takes_an_unknown_marker_for_none(
     tmp_path: Path, is_planted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = Part()
-    with Engine(tmp_path) as log:
+    with DirectoryLog(tmp_path) as log:
         log.create_topic("t", 1, {"segment.bytes": "14"}, now_ms=5)
         for offset in range(3):
             builder = BatchBuilder(

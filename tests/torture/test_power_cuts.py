@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from kafkalog.storage_engine.directory import staged_directory
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing import staged_directory
 from tests.torture import block_device, kills, power_cuts, roles
 from tests.torture.block_device import SECTOR, SIZE, CutDisk
 from tests.torture.oracle import FLUSHED, WRITTEN, Note

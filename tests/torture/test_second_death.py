@@ -16,12 +16,12 @@ import pytest
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import new_log
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.segment import partition_directory
 from tests.builders.batch_builder import Record, batch_data
 from tests.torture.chain import Chain
@@ -55,7 +55,7 @@ def root(tmp_path: Path) -> Path:
 
 def log(root: Path, config: dict[str, str], *data: bytes) -> Chain:
     """A log of one topic, of what was imported into it."""
-    with booted("boot 0"), Engine(root) as engine:
+    with booted("boot 0"), DirectoryLog(root) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "compact", **config}, now_ms=NOW_MS)
         for each in data:
             engine.append_raw("t", 0, each, now_ms=NOW_MS)
@@ -72,17 +72,17 @@ def plain(base: int, epoch: int = 0) -> bytes:
 
 
 def importing(data: bytes) -> Work:
-    return lambda root: Engine(root, create=False).append_raw("t", 0, data, now_ms=NOW_MS)
+    return lambda root: DirectoryLog(root, create=False).append_raw("t", 0, data, now_ms=NOW_MS)
 
 
 def append(root: Path) -> None:
     rows = [(b"k%d" % n, b"v") for n in range(10)]
-    Engine(root, create=False).append("t", rows, now_ms=NOW_MS)
+    DirectoryLog(root, create=False).append("t", rows, now_ms=NOW_MS)
 
 
 def read(root: Path) -> list[tuple[int, bytes]]:
     with booted("boot 1"):
-        batches = Engine(root, create=False).read("t", 0, columns=("offset", "value"))
+        batches = DirectoryLog(root, create=False).read("t", 0, columns=("offset", "value"))
         return [(row["offset"], row["value"]) for each in batches for row in each.to_pylist()]
 
 
@@ -141,7 +141,7 @@ def test_segments_of_a_dead_commit_are_not_handed_to_a_broker(root: Path) -> Non
 
     def append_much(root: Path) -> None:
         rows = [(b"D%d" % n, b"dead" * 20) for n in range(8)]
-        Engine(root, create=False).append("t", rows, now_ms=NOW_MS, batch_size=150)
+        DirectoryLog(root, create=False).append("t", rows, now_ms=NOW_MS, batch_size=150)
 
     chain = log(root, {"segment.bytes": "400"}, commit(0, 900, NOW_MS))
     chain.run(append_much, [RECORD])
@@ -197,7 +197,7 @@ def test_the_time_that_a_dead_release_has_set_of_an_empty_segment_is_synced(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka's search by time would end there."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("t", 1, now_ms=NOW_MS)
         engine.append("t", [(b"a", b"1")], now_ms=NOW_MS)
         with engine.transaction() as transaction:
@@ -241,7 +241,7 @@ def test_directories_of_a_log_whose_maker_has_died_are_synced(
             new_log.create_log(root.resolve())
     assert root.is_dir()
     monkeypatch.setattr(files, "sync_directory", sync)
-    Engine(root)
+    DirectoryLog(root)
     assert {tmp_path, tmp_path / "disk", tmp_path / "disk/data"} <= {*map(Path.resolve, synced)}
 
 
@@ -257,13 +257,13 @@ def test_retention_does_not_remove_the_segment_that_the_last_synced_record_names
     config["retention.ms"] = "1000" if ends else "-1"
 
     def retain(root: Path) -> None:
-        engine = Engine(root, create=False)
+        engine = DirectoryLog(root, create=False)
         if not ends:
             engine.append("t", [(b"k", b"w" * 60)], now_ms=NOW_MS + 2)
         stats = engine.apply_retention(now_ms=NOW_MS + (100_000 if ends else 3))
         assert [each.segments for each in stats] == [1]
 
-    with booted("boot 0"), Engine(root) as engine:
+    with booted("boot 0"), DirectoryLog(root) as engine:
         engine.create_topic("t", 1, config, now_ms=NOW_MS)
         engine.append("t", [(b"k", b"v" * 60)], now_ms=NOW_MS)
         engine.sync(now_ms=NOW_MS)
@@ -285,11 +285,11 @@ def test_a_swap_leaves_the_segment_that_the_last_synced_record_names(root: Path)
     """A cleaner may come again as far as it has been, after a broker has cut the log there."""
 
     def clean(root: Path) -> None:
-        engine = Engine(root, create=False)
+        engine = DirectoryLog(root, create=False)
         PartitionCleaner(engine=engine, now_ms=NOW_MS + 1000).clean("t", 0, force=True)
 
     config = {"cleanup.policy": "compact", "flush.messages": "1000"}
-    with booted("boot 0"), Engine(root) as engine:
+    with booted("boot 0"), DirectoryLog(root) as engine:
         engine.create_topic("t", 1, config, now_ms=NOW_MS)
         rows = [(b"a", b"old" * 60), (b"b", b"v"), (b"a", b"v")]
         engine.append("t", rows, now_ms=NOW_MS)
@@ -308,11 +308,11 @@ def test_a_swap_leaves_the_segment_that_the_last_synced_record_names(root: Path)
 # --- what cannot be made durable ------------------------------------------------------------------
 
 
-def append_one(engine: Engine, topic: str) -> None:
+def append_one(engine: DirectoryLog, topic: str) -> None:
     engine.append(topic, [(b"k", b"v")], now_ms=NOW_MS)
 
 
-def dies_in_a_commit(engine: Engine, topic: str) -> None:
+def dies_in_a_commit(engine: DirectoryLog, topic: str) -> None:
     """Leave a partition with records that were not committed, as a dead process does."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
         patch.setattr(engine._journal, "append", die)
@@ -325,7 +325,7 @@ def test_a_partition_whose_disk_fails_keeps_no_other_from_being_written_to(
     def noted() -> int:
         return (root / layout.COMMIT).read_bytes()[layout.JOURNAL_WORKING_POSITION]
 
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         for topic in ("bad", "good"):
             engine.create_topic(topic, 1, now_ms=NOW_MS)
     real, is_sick = files.sync_path, True
@@ -335,7 +335,7 @@ def test_a_partition_whose_disk_fails_keeps_no_other_from_being_written_to(
             raise OSError(5, "Input/output error", str(path))
         real(path)
 
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         dies_in_a_commit(engine, "bad")
         monkeypatch.setattr(files, "sync_path", sync)
         assert noted() == 1
@@ -355,7 +355,7 @@ def test_a_partition_whose_disk_fails_keeps_no_other_from_being_written_to(
 def test_the_topic_of_a_partition_whose_disk_fails_can_be_deleted(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("bad", 1, now_ms=NOW_MS)
         dies_in_a_commit(engine, "bad")
         with monkeypatch.context() as patch:
@@ -366,14 +366,14 @@ def test_the_topic_of_a_partition_whose_disk_fails_can_be_deleted(
 
             patch.setattr(partition_directory, "sync_truncation", sync_truncation)
             engine.delete_topic("bad", now_ms=NOW_MS)
-    assert not Engine(root, create=False).state().topics
+    assert not DirectoryLog(root, create=False).state().topics
 
 
 def test_relaxed_commits_are_not_written_again_once_a_sync_of_them_has_succeeded(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while a partition's disk fails: or every commit would write them all."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("bad", 1, now_ms=NOW_MS)
         engine.create_topic("t", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
         dies_in_a_commit(engine, "bad")
@@ -398,7 +398,7 @@ def test_relaxed_commits_are_not_written_again_once_a_sync_of_them_has_succeeded
 def test_a_missing_directory_whose_commits_wait_for_their_sync_stops_no_other_partition(
     root: Path,
 ) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("good", 1, now_ms=NOW_MS)
         engine.create_topic("t", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
         append_one(engine, "t")
@@ -407,13 +407,13 @@ def test_a_missing_directory_whose_commits_wait_for_their_sync_stops_no_other_pa
             append_one(engine, "t")
         append_one(engine, "good")
     adopt(root, config=COMPACT, now_ms=NOW_MS)
-    assert set(Engine(root, create=False).state().topics) == {"good"}
+    assert set(DirectoryLog(root, create=False).state().topics) == {"good"}
 
 
 def test_a_failed_sync_where_relaxed_commits_wait_is_not_believed_when_the_next_one_succeeds(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("good", 1, now_ms=NOW_MS)
         engine.create_topic("t", 1, {"flush.messages": "1000"}, now_ms=NOW_MS)
         append_one(engine, "t")

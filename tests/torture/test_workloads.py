@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.directory.active_segment import ActiveSegment
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from tests.torture.acts import Allocate, Names, Resize, Sync, Write
 from tests.torture.checks import PartitionRows, Snapshot, snapshot
 from tests.torture.disk import Disk

@@ -37,12 +37,12 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.adopt import adopt
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
+from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance import twin_kafka
 from tests.conformance.twin_kafka import KafkaCleaner, KafkaRefusedError
 from tests.torture import Tally, parser, portions_of
@@ -226,7 +226,9 @@ class Pair:
             else:
                 if kafkas.end is None:
                     return
-            stats = manager.clean_filthiest(engine_of(log), now_ms=self._now_ms, config=config)
+            stats = manager.clean_filthiest(
+                directory_log_of(log), now_ms=self._now_ms, config=config
+            )
             end = log.describe(TOPIC).partitions[0].first_dirty_offset
             ours = str(None if stats is None else stats.error or end)
             if told != ours:
@@ -252,7 +254,7 @@ class Pair:
             start: int | str = self._kafka.retain(self._now_ms, "kafkas")
         except KafkaRefusedError as fault:
             start = str(fault)
-        engine_of(log).apply_retention(now_ms=self._now_ms)
+        directory_log_of(log).apply_retention(now_ms=self._now_ms)
         ours = log.offsets(TOPIC)[0][0]
         if start != ours:
             self._note(Difference("retention", "start", start, ours, retention=told))

@@ -17,8 +17,8 @@ from typing import Final
 
 import kafkalog
 from kafkalog.cleaner.schedule import manager
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.ownership.release import release
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.batch_builder import Record
 from tests.builders.message_builder import messages, wrapper
 from tests.builders.segment_files import name
@@ -204,7 +204,7 @@ def _write_ours(draw: random.Random, drawn: Drawn, writers: Writers) -> None:
                 start, end = log.offsets(TOPIC)[0]
                 log.delete_records(TOPIC, 0, draw.randint(start, end), now_ms=drawn.now_ms)
             if "compact" in drawn.config["cleanup.policy"] and draw.random() < 0.3:
-                manager.clean_filthiest(engine_of(log), now_ms=drawn.now_ms)
+                manager.clean_filthiest(directory_log_of(log), now_ms=drawn.now_ms)
         known = log.describe(TOPIC).partitions[0]
     drawn.log_start, drawn.first_dirty = known.log_start_offset, known.first_dirty_offset
     release(drawn.root, meta_properties=meta, now_ms=drawn.now_ms)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.torture.operations import (
     BASIC,
@@ -81,7 +81,7 @@ def prepare(root: Path, variant: str = "plain") -> None:
         "segment.bytes": str(300 * scale),
     }
     relaxed = {"flush.messages": "5", "segment.bytes": str(1_000 * scale)}
-    with small_files(), Engine(root) as engine:
+    with small_files(), DirectoryLog(root) as engine:
         engine.create_topic("t", 2, common, now_ms=now_ms)
         engine.create_topic("d", 1, {**common, **deleted}, now_ms=now_ms)
         engine.create_topic("r", 1, {**common, **relaxed}, now_ms=now_ms)
@@ -102,7 +102,7 @@ def _fill_journal(root: Path) -> None:
     """Make commits until another one of them does not fit into the journal."""
     journal, spare = root / layout.COMMIT, root.with_name(root.name + ".before")
     inode = journal.stat().st_ino
-    with Engine(root, create=False) as engine:
+    with DirectoryLog(root, create=False) as engine:
         size = 10_000
         while journal.stat().st_ino == inode:
             shutil.copy2(journal, spare)

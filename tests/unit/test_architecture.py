@@ -41,8 +41,10 @@ ROOMS = [
     "cleaner/state",
     "storage_engine",
     "storage_engine/copying",
-    "storage_engine/broker",
+    "storage_engine/ownership",
+    "storage_engine/directory",
     "storage_engine/object_store",
+    "storage_engine/broker",
     "storage_engine/log",
     "storage_engine/reading",
     "storage_engine/writing",
@@ -79,10 +81,10 @@ PYSPARK_ROOMS = {"datasource", "sink"}
 LIGHT = [
     "kafkalog",
     "kafkalog.log",
-    "kafkalog.storage_engine.engine",
-    "kafkalog.storage_engine.writing.commit",
+    "kafkalog.storage_engine.directory.directory_log",
+    "kafkalog.storage_engine.directory.commit",
     "kafkalog.storage_engine.metadata.journal",
-    "kafkalog.storage_engine.writing.partition",
+    "kafkalog.storage_engine.directory.partition",
     "kafkalog.storage_engine.format.batch",
     "kafkalog.storage_engine.object_store.client",
     "kafkalog.storage_engine.reading.directory_snapshot",
@@ -451,7 +453,7 @@ def test_engine_planning_and_commit_import_nothing_heavy() -> None:
 
 
 def test_the_modules_that_spark_only_makes_and_pickles_import_no_store() -> None:
-    store = "kafkalog.storage_engine.store"
+    store = "kafkalog.storage_engine.directory.readable_directory"
     for module, unneeded in PICKLED.items():
         assert loaded_by([module], [store, *unneeded]) == []
 

@@ -16,7 +16,7 @@ import pytest
 import kafkalog
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
@@ -156,7 +156,7 @@ def test_an_error_of_a_signal_handler_is_the_users_whatever_its_kind(
                 elif act == "clean":
                     log.clean("t", force=True)
                 else:
-                    with Engine(tmp_path / "log") as engine:
+                    with DirectoryLog(tmp_path / "log") as engine:
                         engine.apply_retention(now_ms=10**13)
         finally:
             signal.signal(signal.SIGUSR1, before)

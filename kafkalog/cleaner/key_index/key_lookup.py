@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kafkalog.cleaner.dedup.offset_map import Int64s
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.object_store.side_object import SideObject
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
@@ -93,7 +93,7 @@ class KeyLookup:
     committed to it. Calls from several threads are safe.
     """
 
-    def __init__(self, store: LogStore, topic: str) -> None:
+    def __init__(self, store: ReadableLog, topic: str) -> None:
         """Name the topic; raises UnknownTopicError."""
         store.describe(topic)
         self._store = store

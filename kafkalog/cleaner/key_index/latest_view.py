@@ -26,7 +26,7 @@ from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.tables import RecordTable
@@ -83,7 +83,7 @@ def latest(
 
 
 def latest_of_topic(
-    store: LogStore,
+    store: ReadableLog,
     topic: str,
     *,
     partition: int | None = None,

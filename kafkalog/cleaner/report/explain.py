@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kafkalog.cleaner.report.reported_log import ReportedLog, ReportedPartition
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import PartitionState
 
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
@@ -77,14 +77,14 @@ class Explanation:
 
 
 def explain(
-    engine: LogEngine, topic: str, now_ms: int, found: ReportedLog | None = None
+    engine: Log, topic: str, now_ms: int, found: ReportedLog | None = None
 ) -> list[Explanation]:
     """Explain each partition of a topic, with the plans of now; raises UnknownTopicError."""
     log = reported(engine, now_ms) if found is None else found
     return [_explained(log, topic, partition) for partition in engine.describe(topic).numbers()]
 
 
-def explain_topics(engine: LogEngine, topic: str | None, now_ms: int) -> list[Explanation]:
+def explain_topics(engine: Log, topic: str | None, now_ms: int) -> list[Explanation]:
     """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
     return explain_reported(reported(engine, now_ms), topic)
 

@@ -15,7 +15,7 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
     from kafkalog.cleaner.report.reported_log import ReportedLog
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 
 
@@ -55,7 +55,7 @@ class PartitionStatus:
     """The last successful cleaning; None if there was none, or unknown."""
 
 
-def status(engine: LogEngine, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
+def status(engine: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
     """Return the status of every partition, in one topic or all; raises UnknownTopicError.
 
     A partition that cannot be read has the reason in its status.

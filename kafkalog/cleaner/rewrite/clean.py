@@ -46,21 +46,21 @@ from kafkalog.cleaner.rewrite.swap import (
 )
 from kafkalog.cleaner.rewrite.unchanged_segments import UnchangedSegments
 from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
-from kafkalog.storage_engine.reading.pins import LivePins
 from kafkalog.storage_engine.segment.gaps import SourceGaps
 from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.writing.transaction import Transaction
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.directory.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class CleaningAborted(Exception):
 
 
 def clean_round(
-    engine: Engine,
+    engine: DirectoryLog,
     topic: str,
     partition: int,
     *,
@@ -183,7 +183,7 @@ def clean_round(
 
 
 def _state_of(
-    engine: Engine, topic: str, topic_id: str, partition: int
+    engine: DirectoryLog, topic: str, topic_id: str, partition: int
 ) -> Callable[[], PartitionState]:
     """Return a function that loads the state, and aborts a cleaning that must not continue."""
 
@@ -339,7 +339,7 @@ def _transactions(segment: SegmentFiles) -> bytes:
 class _Publisher:
     """Swaps a round's segments in, and records the round in the journal before and after."""
 
-    engine: Engine
+    engine: DirectoryLog
     load_state: Callable[[], PartitionState]
     load_pins: Callable[[], LivePins]
     snapshot: DirectorySnapshot

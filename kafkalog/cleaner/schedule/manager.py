@@ -19,19 +19,20 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory.pins import sweep_pins
+from kafkalog.storage_engine.directory.retention import apply_retention
+from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.log.log_engine import now_of
+from kafkalog.storage_engine.log.log import now_of
+from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.reading.pins import sweep_pins
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.segment.segments import sweep_deleted
-from kafkalog.storage_engine.writing.retention import RetentionStats, apply_retention
-from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
 
 __all__ = [
     "CleanerConfig",
@@ -48,7 +49,7 @@ _DEFAULT = CleanerConfig()
 
 
 def clean(
-    engine: LogEngine,
+    engine: Log,
     topic: str | None = None,
     *,
     partition: int | None = None,
@@ -87,7 +88,7 @@ def clean(
             check_abort=check_abort,
             progress=progress,
         )
-    engine = engine_of(engine)
+    engine = directory_log_of(engine)
     cleaner = PartitionCleaner(
         engine=engine,
         now_ms=now_ms,
@@ -107,7 +108,7 @@ def clean(
 
 
 def clean_and_retain(
-    engine: LogEngine,
+    engine: Log,
     topic: str | None = None,
     *,
     force: bool = False,
@@ -137,7 +138,7 @@ def clean_and_retain(
     return results
 
 
-def check_cleanable(engine: LogEngine) -> None:
+def check_cleanable(engine: Log) -> None:
     """Raise InvalidInputError where the log is only read, StorageError where the disk refuses."""
     engine.check_writable()
     if isinstance(engine.root, Path) and not may_clean(engine.root):
@@ -147,7 +148,7 @@ def check_cleanable(engine: LogEngine) -> None:
         )
 
 
-def check_compacted(engine: LogEngine, topic: str) -> None:
+def check_compacted(engine: Log, topic: str) -> None:
     """Raise InvalidInputError for a topic that is not compacted."""
     if not TopicConfig.parse(engine.describe(topic).config).is_compacted:
         raise InvalidInputError(
@@ -157,7 +158,7 @@ def check_compacted(engine: LogEngine, topic: str) -> None:
 
 
 def clean_filthiest(
-    engine: LogEngine,
+    engine: Log,
     *,
     now_ms: int,
     config: CleanerConfig = _DEFAULT,
@@ -180,7 +181,7 @@ def clean_filthiest(
             watch=watch,
             on_aborted=on_aborted,
         )
-    engine = engine_of(engine)
+    engine = directory_log_of(engine)
     schedule = choose(engine, now_ms=now_ms)
     watch(schedule)
     cleaner = PartitionCleaner(
@@ -199,7 +200,7 @@ def clean_filthiest(
 
 
 def retain(
-    engine: LogEngine,
+    engine: Log,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -214,7 +215,7 @@ def retain(
     """
     if isinstance(engine, ObjectLog):
         return store_manager.retain(engine, topic, now_ms=now_ms, is_skipped=is_skipped)
-    engine = engine_of(engine)
+    engine = directory_log_of(engine)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
         if is_skipped(config):
@@ -228,7 +229,7 @@ def retain(
     return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
 
 
-def sweep(engine: LogEngine, *, now_ms: int) -> int:
+def sweep(engine: Log, *, now_ms: int) -> int:
     """Remove files that nobody needs any more; return their number.
 
     These are replaced and expired segments after file.delete.delay.ms, directories of deleted
@@ -236,7 +237,7 @@ def sweep(engine: LogEngine, *, now_ms: int) -> int:
     """
     if isinstance(engine, ObjectLog):
         return store_manager.sweep(engine, now_ms=now_ms)
-    engine = engine_of(engine)
+    engine = directory_log_of(engine)
     count = _sweep_root(engine, now_ms)
     for name, topic in sorted(engine.state().topics.items()):
         delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
@@ -248,7 +249,7 @@ def sweep(engine: LogEngine, *, now_ms: int) -> int:
     return count
 
 
-def _sweep_root(engine: Engine, now_ms: int) -> int:
+def _sweep_root(engine: DirectoryLog, now_ms: int) -> int:
     """Remove stale staged files and ended pins."""
     count = 0
     with files.ignoring():

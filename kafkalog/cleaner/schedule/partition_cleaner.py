@@ -37,7 +37,7 @@ from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 _log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def unwatched(_: object) -> None:
 class PartitionCleaner:
     """Cleans partitions of one log, one after the other."""
 
-    engine: Engine
+    engine: DirectoryLog
     now_ms: int
     clock: Callable[[], int] | None = None
     """Returns the time at which a round begins; None for `now_ms`."""

@@ -22,26 +22,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
+from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine, OpenedLog
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.place import OpenedLog
 
 _TRIES = 3
 _PAUSE_S = 0.002
 
 
 @contextlib.contextmanager
-def abort_and_pause(log: Engine | OpenedLog, topic: str, partition: int) -> Iterator[None]:
+def abort_and_pause(log: DirectoryLog | OpenedLog, topic: str, partition: int) -> Iterator[None]:
     """Abort a cleaning of the partition, wait until it has ended, and let no other begin meanwhile.
 
     `log` is what `kafkalog.open` returned. This holds for cleaners of every process, and for forced
     cleanings. It may be nested. Raises UnknownTopicError, and InvalidInputError for a missing
     partition or a read-only log.
     """
-    engine = engine_of(log)
+    engine = directory_log_of(log)
     known = engine.describe(topic)
     if engine.read_only:
         raise InvalidInputError(f"{engine.root}: the log is only read, so it is not cleaned")

@@ -16,10 +16,10 @@ from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
-from kafkalog.storage_engine.reading.pins import LivePins
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
     glance_at_segments,
@@ -29,7 +29,7 @@ from kafkalog.storage_engine.segment.segments import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import PartitionState
 
 _log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Schedule:
 
 
 def choose(
-    engine: Engine,
+    engine: DirectoryLog,
     topic: str | None = None,
     partition: int | None = None,
     *,
@@ -88,7 +88,7 @@ def choose(
 
 
 def _compacted(
-    engine: Engine, topic: str | None, partition: int | None
+    engine: DirectoryLog, topic: str | None, partition: int | None
 ) -> Iterator[tuple[str, TopicState, int]]:
     for name, known in sorted(engine.state().topics.items()):
         if topic in (None, name) and TopicConfig.parse(known.config).is_compacted:
@@ -97,7 +97,9 @@ def _compacted(
                     yield name, known, number
 
 
-def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, now_ms: int) -> bool:
+def may_be_cleaned(
+    engine: DirectoryLog, name: str, known: TopicState, number: int, now_ms: int
+) -> bool:
     """Return whether a partition is neither paused nor uncleanable until a later time (C35)."""
     directory = engine.partition_directory(name, number)
     mark = read_uncleanable(directory)
@@ -107,7 +109,7 @@ def may_be_cleaned(engine: Engine, name: str, known: TopicState, number: int, no
 class Plans:
     """The plans and pins of a log at one time; each plan is made on first use."""
 
-    def __init__(self, engine: Engine, now_ms: int) -> None:
+    def __init__(self, engine: DirectoryLog, now_ms: int) -> None:
         """Load the state, and the pins."""
         self.engine: Final = engine
         self.state: Final = engine.state()

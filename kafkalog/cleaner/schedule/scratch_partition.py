@@ -27,7 +27,7 @@ from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -103,7 +103,7 @@ class ScratchPartition:
         """What fetches the records of a segment, or waits for them."""
         self._brought: set[Path] = set()
         self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
-        self.engine = Engine(root)
+        self.engine = DirectoryLog(root)
         self.engine.late = self._late
         self.directory = self.engine.partition_directory(topic, partition)
         offset = self.held.producer_snapshot

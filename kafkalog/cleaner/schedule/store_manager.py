@@ -39,10 +39,10 @@ from kafkalog.storage_engine.object_store.regroup import (
 from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.log.results import RetentionStats
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
-    from kafkalog.storage_engine.writing.retention import RetentionStats
 
 _log = logging.getLogger(__name__)
 _DEFAULT: Final = CleanerConfig()

@@ -28,7 +28,7 @@ from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs.clock import now_ms
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class CleanerThread:
 
     def __init__(
         self,
-        engine: LogEngine,
+        engine: Log,
         config: CleanerConfig | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:

@@ -17,7 +17,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def valid_first_dirty_offset(state: PartitionState) -> int:
     return state.log_start_offset
 
 
-def heal_first_dirty_offsets(engine: Engine, *, now_ms: int) -> int:
+def heal_first_dirty_offsets(engine: DirectoryLog, *, now_ms: int) -> int:
     """Correct wrong first dirty offsets of compacted partitions; return how many."""
     if not any(_invalid(engine.state())):
         return 0

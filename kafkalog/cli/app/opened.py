@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 
-def open_readable(path: str) -> LogEngine:
+def open_readable(path: str) -> Log:
     """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
     from kafkalog.storage_engine.place import open_engine
 
@@ -16,7 +16,7 @@ def open_readable(path: str) -> LogEngine:
     return open_engine(path, read_only=True, create=False)
 
 
-def open_writable(path: str, *, create: bool = False) -> LogEngine:
+def open_writable(path: str, *, create: bool = False) -> Log:
     """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
     from kafkalog.storage_engine.place import open_engine
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kafkalog.cleaner.dedup.census import SegmentCensus
-    from kafkalog.storage_engine.engine import Engine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 
 _BUDGET_BYTES: Final = 64 << 20
@@ -58,7 +58,7 @@ class Counts:
 
     def count(
         self,
-        log: Engine,
+        log: DirectoryLog,
         topic: str | None = None,
         check_abort: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,7 +83,9 @@ class Counts:
                 files.pass_on(raised)
                 self._counted.pop(place, None)
 
-    def _count(self, log: Engine, place: tuple[str, int], check_abort: Callable[[], None]) -> None:
+    def _count(
+        self, log: DirectoryLog, place: tuple[str, int], check_abort: Callable[[], None]
+    ) -> None:
         known = self._counted.get(place)
         started = time.monotonic()
         if known is not None and started < known.due:

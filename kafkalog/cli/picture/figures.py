@@ -22,10 +22,10 @@ from kafkalog.cli.picture.store_figures import store_partitions
 from kafkalog.cli.status_rows import cleaning_row, status_rows
 from kafkalog.cli.store_status import store_rows
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.log_to_clean import LogToClean
     from kafkalog.cleaner.report.explain import Explanation
     from kafkalog.cli.picture.counts import Counts
-    from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 
 def figures(
-    path: str, log: LogEngine, counts: Counts, now_ms: int, topic: str | None = None
+    path: str, log: Log, counts: Counts, now_ms: int, topic: str | None = None
 ) -> dict[str, Any]:
     """Return the figures of a log, or of a topic, as JSON objects; no records are read.
 
@@ -54,7 +54,7 @@ def figures(
         status = store_rows(log, state, topic, now_ms)
         partitions = store_partitions(ReportedStore(log, state, now_ms), topic)
     else:
-        directory = engine_of(log)
+        directory = directory_log_of(log)
         plans = ReportedDirectory(directory, now_ms)
         status = status_rows(path, directory, topic, plans)
         partitions = _partitions(directory, counts, plans, topic)
@@ -69,7 +69,7 @@ def figures(
 
 
 def _partitions(
-    log: Engine, counts: Counts, plans: ReportedDirectory, topic: str | None
+    log: DirectoryLog, counts: Counts, plans: ReportedDirectory, topic: str | None
 ) -> list[dict[str, Any]]:
     found = []
     for name in log.topics() if topic is None else [topic]:
@@ -82,7 +82,7 @@ def _partitions(
 
 
 def _partition(
-    log: Engine, found: Explanation, counts: Counts, plans: ReportedDirectory
+    log: DirectoryLog, found: Explanation, counts: Counts, plans: ReportedDirectory
 ) -> dict[str, Any]:
     topic, partition = found.topic, found.partition
     row = partition_row(found)

@@ -20,14 +20,14 @@ from kafkalog.storage_engine.reading import time_offsets
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
 
 COUNT: Final = 25
 """Records of a page."""
 TEXT_MAX: Final = 500
 
 
-def records_page(log: LogEngine, query: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def records_page(log: Log, query: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the page that a query string asks for.
 
     `topic` and `partition` name it. `start` is its first offset; without one it is the last page.
@@ -72,12 +72,12 @@ def _number(query: Mapping[str, Sequence[str]], name: str) -> int | None:
         raise InvalidInputError(f"{name}: expected a number, found {text[:40]!r}") from None
 
 
-def _all(log: LogEngine, topic: str, partition: int, start: int) -> Iterator[dict[str, Any]]:
+def _all(log: Log, topic: str, partition: int, start: int) -> Iterator[dict[str, Any]]:
     for batch in log.read(topic, partition, start, include_headers=True):
         yield from _rows(batch)
 
 
-def _latest(log: LogEngine, topic: str, partition: int, start: int) -> Iterator[dict[str, Any]]:
+def _latest(log: Log, topic: str, partition: int, start: int) -> Iterator[dict[str, Any]]:
     from kafkalog.cleaner.config import CleanerConfig
     from kafkalog.cleaner.key_index.latest_view import latest_of_topic
 

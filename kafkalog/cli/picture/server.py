@@ -23,12 +23,12 @@ from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
 from kafkalog.cli.picture.records import records_page
 from kafkalog.errors import InvalidInputError, KafkaLogError
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.engine import Engine
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
 
 HOST: Final = "127.0.0.1"
 _LOOPBACK: Final = (HOST, "localhost")
@@ -52,7 +52,7 @@ class _Stopped(Exception):
 
 
 @contextlib.contextmanager
-def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Iterator[Served]:
+def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Served]:
     """Serve the picture and yield where (port 0: any free one).
 
     Raises InvalidInputError if the port is taken.
@@ -71,7 +71,7 @@ def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Itera
     if counts_dead:
         work = threading.Thread(
             target=_count,
-            args=(engine_of(log), counts, stopped),
+            args=(directory_log_of(log), counts, stopped),
             name="kafkalog-ui-counts",
             daemon=True,
         )
@@ -88,7 +88,7 @@ def serving(path: str, log: LogEngine, port: int, *, counts_dead: bool) -> Itera
         server.server_close()
 
 
-def _count(log: Engine, counts: Counts, stopped: threading.Event) -> None:
+def _count(log: DirectoryLog, counts: Counts, stopped: threading.Event) -> None:
     def check_abort() -> None:
         if stopped.is_set():
             raise _Stopped

@@ -10,9 +10,9 @@ from typing import Any, Final
 from kafkalog.cli.terminal.control_characters import escaped
 
 _ROOT: Final = "kafkalog"
-_ENGINE: Final = "kafkalog.storage_engine.engine"
+_ENGINE: Final = "kafkalog.storage_engine.directory.directory_log"
 _CLEANER: Final = "kafkalog.cleaner.schedule.partition_cleaner"
-_RETENTION: Final = "kafkalog.storage_engine.writing.retention"
+_RETENTION: Final = "kafkalog.storage_engine.directory.retention"
 
 
 class LogLines(logging.Handler):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kafkalog.schema import chosen_columns
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 __all__ = ["has_live_keys"]
@@ -21,7 +21,12 @@ _KEYS_MAX = 1 << 20
 
 
 def has_live_keys(
-    log: LogStore, topic: str, ends: Mapping[str, int], *, read_committed: bool, more_than: int = 0
+    log: ReadableLog,
+    topic: str,
+    ends: Mapping[str, int],
+    *,
+    read_committed: bool,
+    more_than: int = 0,
 ) -> bool:
     """Return whether more keys have a value in the records below `ends`, {partition: offset}.
 

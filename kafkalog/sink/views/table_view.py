@@ -40,7 +40,7 @@ from kafkalog.sink.views.view_fitness import (
 )
 from kafkalog.sink.views.view_progress import PartitionProgress, ViewProgress
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
 from kafkalog.storage_engine.place import opened_for_spark, spark_path
 
@@ -273,7 +273,7 @@ class KTableView:
             topic = log.state().topics.get(self.topic)
         return recreation(self._generations, self._generations.current(), topic)
 
-    def _log(self) -> LogStore:
+    def _log(self) -> ReadableLog:
         return opened_for_spark(self._log_options)
 
     @property

@@ -143,7 +143,7 @@ class BrokerDirectories:
         start: int | None = None,
         known_end: int = 0,
     ) -> DirectorySnapshot:
-        """Open a snapshot of a partition, as `Store.snapshot` does; raises StorageError."""
+        """Open a snapshot as `ReadableDirectory.snapshot` does; raises StorageError."""
         from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         with self._guard:

@@ -22,14 +22,14 @@ from kafkalog.storage_engine.copying.copied_batches import GIVE_RETENTION
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.copying.copied_batches import PartitionToCopy
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import TopicState, WriterState
 
 _WINDOW: Final = 4096
 """Offsets at the destination's end whose records are compared, if the last batches differ."""
 
 
-def check_topic(source: LogEngine, found: TopicState, destination: LogEngine) -> TopicState | None:
+def check_topic(source: Log, found: TopicState, destination: Log) -> TopicState | None:
     """Return the destination's topic of that name, or None; raises InvalidInputError."""
     known = destination.state().topics.get(found.name)
     if known is None:
@@ -57,9 +57,9 @@ def check_topic(source: LogEngine, found: TopicState, destination: LogEngine) ->
 
 
 def check_partition(
-    source: LogEngine,
+    source: Log,
     found: TopicState,
-    destination: LogEngine,
+    destination: Log,
     known: TopicState,
     wanted: PartitionToCopy,
     *,
@@ -102,8 +102,8 @@ def check_partition(
 
 
 def _check_end(
-    source: LogEngine,
-    destination: LogEngine,
+    source: Log,
+    destination: Log,
     wanted: PartitionToCopy,
     first: int,
     *,
@@ -127,7 +127,7 @@ def _check_end(
         )
 
 
-def _last_batch(log: LogEngine, wanted: PartitionToCopy) -> tuple[int, int] | None:
+def _last_batch(log: Log, wanted: PartitionToCopy) -> tuple[int, int] | None:
     """Return base offset and checksum of the batch before the copy's start; None for a gap."""
     start = wanted.start
     with log.snapshot(wanted.topic, wanted.partition, start=start - 1) as snapshot:
@@ -136,7 +136,7 @@ def _last_batch(log: LogEngine, wanted: PartitionToCopy) -> tuple[int, int] | No
     return None
 
 
-def _records(log: LogEngine, wanted: PartitionToCopy, start: int) -> dict[int, tuple[Any, ...]]:
+def _records(log: Log, wanted: PartitionToCopy, start: int) -> dict[int, tuple[Any, ...]]:
     """Return the columns of all records from `start` on, by their offsets."""
     import pyarrow as pa
 

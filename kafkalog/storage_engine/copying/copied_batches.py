@@ -17,7 +17,7 @@ from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageErr
 from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
 
@@ -88,7 +88,7 @@ def deletions_stay_ms(found: TopicState, known: TopicState | None = None) -> int
 
 
 def copied_runs(
-    source: LogEngine, wanted: PartitionToCopy, room: Callable[[], int]
+    source: Log, wanted: PartitionToCopy, room: Callable[[], int]
 ) -> Iterator[tuple[CopiedRun, bool]]:
     """Yield the runs that a copy lacks, each of at most `room()` bytes, or of one chunk.
 
@@ -152,7 +152,7 @@ def _run(run: CopiedRun, start: int, end: int, log_start: int, data: bytearray) 
     return replace(run, start=start, end=end, log_start=log_start, data=bytes(data))
 
 
-def _topic(source: LogEngine, wanted: PartitionToCopy) -> TopicState:
+def _topic(source: Log, wanted: PartitionToCopy) -> TopicState:
     """Return the topic's state; raises StorageError if the topic is another one by now."""
     known = source.describe(wanted.topic)
     if known.topic_id != wanted.topic_id:
@@ -164,7 +164,7 @@ def _topic(source: LogEngine, wanted: PartitionToCopy) -> TopicState:
 
 
 def _check_deletions(
-    source: LogEngine, wanted: PartitionToCopy, topic: TopicState, before: Moment
+    source: Log, wanted: PartitionToCopy, topic: TopicState, before: Moment
 ) -> None:
     """Raise StorageError if a cleaning may have removed a deletion of a record that was copied.
 

@@ -26,7 +26,7 @@ from kafkalog.storage_engine.copying.copied_batches import (
     copied_runs,
     deletions_stay_ms,
 )
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.state import State, TopicState, WriterState
@@ -51,8 +51,8 @@ class CopiedPartition:
 
 
 def copy(
-    source: LogEngine,
-    destination: LogEngine,
+    source: Log,
+    destination: Log,
     topics: Collection[str] | None = None,
     *,
     now_ms: int,
@@ -84,8 +84,8 @@ def copy(
 
 
 def _planned(
-    source: LogEngine,
-    destination: LogEngine,
+    source: Log,
+    destination: Log,
     topics: Collection[str] | None,
     *,
     given: Mapping[str, Mapping[str, str]],
@@ -126,7 +126,7 @@ def _with_configs(topic: TopicState, given: Mapping[str, Mapping[str, str]]) -> 
 
 
 def _wanted(
-    source: LogEngine, destination: LogEngine, topic: TopicState, held: State, *, now_ms: int
+    source: Log, destination: Log, topic: TopicState, held: State, *, now_ms: int
 ) -> Iterator[PartitionToCopy]:
     """Yield the partitions of a topic, checked, with what the destination lacks of each."""
     known = held.topics.get(topic.name)
@@ -166,7 +166,7 @@ def _copied_ms(
     return max(0, now_ms - (0 if copied is None else copied.batch_id))
 
 
-def _first_offset(source: LogEngine, topic: str, partition: int) -> int:
+def _first_offset(source: Log, topic: str, partition: int) -> int:
     """Return an offset that is not above the source's first batch, nor above its log start."""
     with source.snapshot(topic, partition) as snapshot:
         start, end = snapshot.state.log_start_offset, snapshot.state.high_watermark
@@ -176,7 +176,7 @@ def _first_offset(source: LogEngine, topic: str, partition: int) -> int:
 
 
 def _create(
-    destination: LogEngine,
+    destination: Log,
     topics: Sequence[TopicState],
     wanted: Sequence[PartitionToCopy],
     now_ms: int,
@@ -195,7 +195,7 @@ def _create(
         destination.change(create, now_ms=now_ms)
 
 
-def _note(destination: LogEngine, topics: Sequence[TopicState], now_ms: int) -> None:
+def _note(destination: Log, topics: Sequence[TopicState], now_ms: int) -> None:
     """Note that topics are copied as they were at a time."""
 
     def note(change: LogChange) -> None:
@@ -217,8 +217,8 @@ class _Copying:
 
     def __init__(
         self,
-        source: LogEngine,
-        destination: LogEngine,
+        source: Log,
+        destination: Log,
         now_ms: int,
         progress: Callable[[int, int], None],
     ) -> None:

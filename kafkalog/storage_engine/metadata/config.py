@@ -82,7 +82,7 @@ class TopicConfig:
     """A topic's settings; each field is Kafka's config with `_` for `.`, in Kafka's unit.
 
     Fields that begin with `kafkalog` are ours. The default policy is Kafka's (`delete`); the sink
-    and `Engine.create_topic` set their own.
+    and `DirectoryLog.create_topic` set their own.
     """
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})

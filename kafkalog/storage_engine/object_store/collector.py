@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_state import (
     SNAPSHOT_COMMITS,
@@ -31,7 +32,6 @@ from kafkalog.storage_engine.object_store.store_state import (
     StoreState,
     stored_names,
 )
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.client import ObjectClient, ObjectEntry

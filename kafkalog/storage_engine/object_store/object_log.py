@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
+from kafkalog.storage_engine.log.log import Log, now_of
+from kafkalog.storage_engine.log.results import CommitResult, RetentionStats
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer, is_committed, is_new
@@ -32,8 +33,6 @@ from kafkalog.storage_engine.object_store.object_retention import apply_retentio
 from kafkalog.storage_engine.object_store.staged_objects import StagedObjects
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 from kafkalog.storage_engine.object_store.store_state import StoreState
-from kafkalog.storage_engine.writing.commit import CommitResult
-from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ FRESH_MAX: Final = 4_096
 """Fresh objects at which a commit regroups them itself, lest reads get slower for ever."""
 
 
-class ObjectLog(LogEngine):
+class ObjectLog(Log):
     """A log in an object store with all that can be done to it; a context manager.
 
     It is pickled as its address, and opened again where it is unpickled. Raises InvalidInputError

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 from kafkalog.storage_engine.object_store.stored_segments import StoredSegment, stored_segments
-from kafkalog.storage_engine.writing.retention import RetentionStats
 
 
 def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> list[RetentionStats]:

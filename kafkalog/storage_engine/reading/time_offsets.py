@@ -21,7 +21,7 @@ from kafkalog.storage_engine.format import layout
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.format.batch import BatchHeader
-    from kafkalog.storage_engine.log.log_store import LogStore
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
@@ -66,9 +66,9 @@ def end_offset(state: PartitionState, isolation_level: str) -> int:
 
 
 def offset_for_time(
-    store: LogStore, topic: str, partition: int, timestamp: int, isolation_level: str
+    store: ReadableLog, topic: str, partition: int, timestamp: int, isolation_level: str
 ) -> TimeOffset | None:
-    """Return the offset for a time in one partition; see `Engine.offset_for_time`."""
+    """Return the offset for a time in one partition; see `DirectoryLog.offset_for_time`."""
     state = store.describe(topic).partitions[partition]
     end = end_offset(state, isolation_level)
     if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):

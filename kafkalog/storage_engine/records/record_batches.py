@@ -27,7 +27,7 @@ _FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow
 
 
 def record_batches(records: Any) -> list[pa.RecordBatch]:
-    """Return record batches from the argument of `Engine.append`.
+    """Return record batches from the argument of `DirectoryLog.append`.
 
     Raises InvalidInputError, which names the record and the field, or the column and its types.
     """

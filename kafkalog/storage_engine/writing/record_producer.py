@@ -44,7 +44,7 @@ from kafkalog.storage_engine.writing.staging import StagedWriter
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
@@ -80,7 +80,7 @@ class Producer:
 
     def __init__(
         self,
-        engine: LogEngine,
+        engine: Log,
         topic: str,
         *,
         batch_size: int,

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
-from kafkalog.storage_engine.writing.staged_directory import StagedDirectory
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
 from kafkalog.storage_engine.writing.staging_target import (
     AttemptName,
     MessageTarget,
     StagingPlace,
-    StagingTarget,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +36,7 @@ _SMALL_SIZE = 64 << 10
 
 
 class StagedWriter:
-    """Stage the rows of one task attempt in a log or root, or small appends in the message (None).
+    """Stage the rows of one task attempt in a log, or small appends in the message (None).
 
     Rows of one log partition keep their order. Raises InvalidInputError for a partition out of
     range, a missing key on a compacted topic, and a record above `max.message.bytes`.
@@ -47,7 +44,7 @@ class StagedWriter:
 
     def __init__(
         self,
-        place: StagingPlace | Path | None,
+        place: StagingPlace | None,
         state: State,
         *,
         now_ms: Callable[[], int],
@@ -62,7 +59,7 @@ class StagedWriter:
         self._state = state
         self._now_ms = now_ms
         name = AttemptName(writer_slug, batch_id, spark_partition, attempt)
-        self._target = _target_of(place, name)
+        self._target = MessageTarget() if place is None else place.staging_target(name)
         self._is_small = place is None
         self._new_topic = new_topic
         self._batch_size = batch_size
@@ -172,14 +169,6 @@ class StagedWriter:
             for batch in _joined(batches):
                 self._topics[name].encode(batch, self._batch_size, self._now_ms())
         self._target.take_excess(list(self._topics.values()))  # the caller may add one meanwhile
-
-
-def _target_of(place: StagingPlace | Path | None, name: AttemptName) -> StagingTarget:
-    if place is None:
-        return MessageTarget()
-    if isinstance(place, Path):
-        return StagedDirectory(place, name)
-    return place.staging_target(name)
 
 
 def _size_of(rows: pa.RecordBatch) -> int:

@@ -14,7 +14,7 @@ from kafkalog.storage_engine.metadata.state import State, WriterState
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafkalog.storage_engine.log.log_engine import LogEngine
+    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.log_change import LogChange
 
 _NAMED: Final = 20
@@ -33,7 +33,7 @@ def writers(
 
 
 def forget_writer(
-    engine: LogEngine,
+    engine: Log,
     writer_id: str,
     target: str | None = None,
     *,

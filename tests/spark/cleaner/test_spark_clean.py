@@ -11,7 +11,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.schedule import manager
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 
@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 NOW = 1_700_000_000_000
 
 
-def log(root: Path) -> Engine:
-    engine = Engine(root)
+def log(root: Path) -> DirectoryLog:
+    engine = DirectoryLog(root)
     engine.create_topic("t", 3, {"segment.bytes": "500"})
     engine.create_topic("u", 1, {"segment.bytes": "500"})
     engine.create_topic("d", 1, {"cleanup.policy": "delete"})
@@ -30,7 +30,7 @@ def log(root: Path) -> Engine:
     return engine
 
 
-def records(engine: Engine, topic: str) -> list[dict[str, Any]]:
+def records(engine: DirectoryLog, topic: str) -> list[dict[str, Any]]:
     return [
         row
         for partition, _ in engine.describe(topic).present()
@@ -44,7 +44,7 @@ def test_a_job_leaves_what_a_cleaning_here_leaves(spark: Any, tmp_path: Path) ->
     shutil.copytree(tmp_path / "ours", tmp_path / "sparks")
     manager.clean(ours, force=True, now_ms=NOW)
     results = spark_job.clean(spark, tmp_path / "sparks", force=True)
-    sparks = Engine(tmp_path / "sparks")
+    sparks = DirectoryLog(tmp_path / "sparks")
     assert sorted((stats.topic, stats.partition) for stats in results) == [
         ("t", 0),
         ("t", 1),

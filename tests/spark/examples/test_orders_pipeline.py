@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from examples import orders_pipeline
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests import ROOT
 from tests.day import todays
 from tests.postgres_server import query
@@ -34,7 +34,7 @@ ROWS = [("eu", 1, "fig", 3, "ripe"), ("us", 1, "nut", 5, None), ("us", 2, "pear"
 
 
 def dead_letters(path: Path, name: str) -> list[tuple[Any, Any]]:
-    with Engine(path / "log", read_only=True) as log:
+    with DirectoryLog(path / "log", read_only=True) as log:
         table = pa.Table.from_batches(log.read(f"orders-bad-{name}", 0))
     return list(zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True))
 

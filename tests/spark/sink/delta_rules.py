@@ -22,7 +22,7 @@ from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogErro
 from kafkalog.sink.query import MicroBatch
 from kafkalog.sink.upsert import Batch, DeltaUpsert
 from kafkalog.sink.upsert.delta import upsert as delta_module
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests import delta_spark
 from tests.spark.examples.test_orders_pipeline import ROWS, dead_letters
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
@@ -565,7 +565,7 @@ def test_a_table_whose_history_is_gone_takes_the_next_micro_batch(
 
 def test_a_query_follows_exactly_once(spark: SparkSession, tmp_path: Path, table: Table) -> None:
     log, checkpoint = tmp_path / "log", tmp_path / "checkpoint"
-    engine = Engine(log)
+    engine = DirectoryLog(log)
     engine.create_topic("t", 2)
     upsert = DeltaUpsert(tmp_path / "table", schema="n int", key_type="string")
 
@@ -600,7 +600,7 @@ def test_a_view_rebuilds_a_lost_table_in_one_commit(
     spark: SparkSession, tmp_path: Path, table: Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "kafkalog.sink")
-    with Engine(tmp_path / "log") as engine:
+    with DirectoryLog(tmp_path / "log") as engine:
         engine.create_topic("t", config={"cleanup.policy": "compact"})
         engine.append("t", [("a", '{"n": 1}'), ("b", '{"n": 2}'), ("a", None)])
     upsert = DeltaUpsert(tmp_path / "table", schema="n int", key_type="string")
@@ -627,7 +627,7 @@ def test_a_view_rebuilds_a_lost_table_in_one_commit(
 def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
     spark: SparkSession, tmp_path: Path, table: Table
 ) -> None:
-    with Engine(tmp_path / "log") as engine:
+    with DirectoryLog(tmp_path / "log") as engine:
         engine.create_topic("t", config={"cleanup.policy": "compact"})
         engine.append(
             "t",
@@ -663,7 +663,7 @@ def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
     )
     assert follow(view_of(first, on_bad_record="deadletter:bad")) == 1
     assert table.rows() == [("eu", 1, 1), ("us", 1, 2)]
-    with Engine(tmp_path / "log") as engine:
+    with DirectoryLog(tmp_path / "log") as engine:
         engine.append("t", [('{"region": "eu", "id": 1}', '{"n": 3, "note": {"a-b": "x"}}')])
         engine.append("t", [('{"region": "us", "id": 1}', None), ("no key", "{}")])
     with pytest.raises(InvalidInputError, match=r"ADD COLUMNS \(note STRUCT<`a-b`: STRING>\)"):
@@ -674,7 +674,7 @@ def test_a_key_of_two_columns_a_new_column_and_bad_records_outlive_a_restart(
     assert table.rows() == [("eu", 1, 3, ("x",))]
     assert follow(view_of(second, on_bad_record="skip", on_new_column="add"), rebuild=True) == 2
     assert table.rows() == [("eu", 1, 3, ("x",))]
-    with Engine(tmp_path / "log", read_only=True) as engine:
+    with DirectoryLog(tmp_path / "log", read_only=True) as engine:
         (letters,) = engine.read("bad", 0)
     assert letters.column("value").to_pylist() == [b"broken"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import kafkalog
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 
 GUIDE = (ROOT / "docs" / "cleaner.md").read_text()
@@ -27,7 +27,7 @@ def shop(root: Path) -> KafkaLog:
         log.append("stock", [(f"item-{n}", f"{i}") for n in range(100)])
     log.clean("stock", force=True)
     log.append("stock", [(f"item-{n}", "x") for n in range(40)])
-    with engine_of(log).transaction() as transaction:
+    with directory_log_of(log).transaction() as transaction:
         transaction.roll("stock", 0, 0)
         transaction.publish(0)
     log.append("stock", [("item-1", "y")])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
 from kafkalog.storage_engine.records.tables import RecordTable
 from tests.builders.batch_builder import Record, batch_data
@@ -194,7 +194,7 @@ def dump_snapshot(
     return found
 
 
-def dump(engine: Engine, topic: str = "t", partition: int = 0) -> list[Batch]:
+def dump(engine: DirectoryLog, topic: str = "t", partition: int = 0) -> list[Batch]:
     """What a partition holds now, batch by batch."""
     with engine.snapshot(topic, partition, whole=True) as snapshot:
         return dump_snapshot(snapshot)
@@ -245,9 +245,9 @@ def foreign_log(
     config: dict[str, str] | None = None,
     high_watermark: int | None = None,
     first_dirty: int = 0,
-) -> Engine:
+) -> DirectoryLog:
     """An engine on a log of the given segments (base offset -> batches), the last one active."""
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     engine.create_topic("t", 1, config or {})
     directory = engine.partition_directory("t", 0)
     end = 0

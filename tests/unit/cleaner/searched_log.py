@@ -9,7 +9,7 @@ from pathlib import Path
 from kafkalog.erasure.occurrences import Occurrences
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.batch_builder import Record, batch_data
 from tests.builders.log_builder import LogBuilder
 
@@ -30,7 +30,7 @@ def searched_log(root: Path) -> Iterator[KafkaLog]:
 
 
 def directory(log: KafkaLog) -> Path:
-    return engine_of(log).partition_directory("t", 0)
+    return directory_log_of(log).partition_directory("t", 0)
 
 
 def kinds(occurrences: Occurrences) -> set[FileKind]:

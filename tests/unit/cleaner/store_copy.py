@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.segment_object import SegmentObject, put_segment
@@ -13,7 +13,7 @@ from kafkalog.storage_engine.segment.index import TimeIndex
 from kafkalog.storage_engine.segment.segments import list_segments
 
 
-def copy_segments(engine: Engine, log: ObjectLog, topic: str, partition: int) -> None:
+def copy_segments(engine: DirectoryLog, log: ObjectLog, topic: str, partition: int) -> None:
     """Copy the closed segments at or above the store's high watermark, and the ends of the log."""
     start = log.describe(topic).partitions[partition].high_watermark
     directory = engine.partition_directory(topic, partition)

@@ -7,14 +7,14 @@ import pytest
 
 from kafkalog.cleaner.dedup.census import census
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.transactional_log import Log
 
 NOW = 1_700_000_000_000
 
 
-def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
+def expected(engine: DirectoryLog) -> dict[int, tuple[int, int, int]]:
     """Return, by base offset, how many records there are, tombstones, and replaced ones."""
     rows = [row for batch in engine.read("t", 0) for row in batch.to_pylist()]
     latest = {row["key"]: row["offset"] for row in rows}
@@ -31,7 +31,7 @@ def expected(engine: Engine) -> dict[int, tuple[int, int, int]]:
     return found
 
 
-def counted(engine: Engine, budget_bytes: int = 1 << 20) -> dict[int, tuple[int, int, int]]:
+def counted(engine: DirectoryLog, budget_bytes: int = 1 << 20) -> dict[int, tuple[int, int, int]]:
     with engine.snapshot("t", 0, whole=True) as snapshot:
         found = census(snapshot, budget_bytes=budget_bytes)
     return {one.base_offset: (one.records, one.tombstones, one.dead_records) for one in found}

@@ -10,7 +10,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from tests.builders.batch_builder import Record
@@ -35,7 +35,7 @@ def kafkas(slots: int = 5_000) -> CleanerConfig:
     return CleanerConfig(dedupe_buffer_size=24 * slots, merge_batches=False, spill=False)
 
 
-def cleaned(engine: Engine, now_ms: int = 10_000, slots: int = 5_000) -> CleanerStats:
+def cleaned(engine: DirectoryLog, now_ms: int = 10_000, slots: int = 5_000) -> CleanerStats:
     config = kafkas(slots)
     (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
     assert stats.error is None
@@ -55,7 +55,7 @@ def test_cleaning_again_and_again_leaves_what_the_naive_cleaner_leaves(
     tmp_path: Path, codec: str, seed: int
 ) -> None:
     rng = random.Random(seed)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     config = {"compression.type": codec, "segment.bytes": "1200", "delete.retention.ms": "500"}
     engine.create_topic("t", 1, config)
     expected: list[Batch] = []
@@ -82,7 +82,7 @@ def test_cleaning_again_and_again_leaves_what_the_naive_cleaner_leaves(
 def test_reading_a_cleaned_log_gives_the_same_latest_values_in_any_budget(tmp_path: Path) -> None:
     for slots in (3, 30, 1000):
         rng = random.Random(5)
-        engine = Engine(tmp_path / str(slots))
+        engine = DirectoryLog(tmp_path / str(slots))
         engine.create_topic("t", 1, {"segment.bytes": "900"})
         for i in range(20):
             rows = [(f"k{rng.randrange(30)}", f"{i}-{j}") for j in range(8)]
@@ -264,7 +264,7 @@ def test_a_batch_whose_size_is_wrong_is_not_cleaned_away(tmp_path: Path, length:
 
 
 def test_a_cleaned_segment_takes_no_more_room_than_it_needs(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"preallocate": "true", "segment.bytes": "100000"})
     for i in range(9):
         engine.append("t", [(f"k{i % 2}", f"v{i}")], now_ms=1)
@@ -370,7 +370,7 @@ def listed(directory: Path):
 
 
 def test_the_indexes_of_a_cleaned_segment_lead_to_its_batches(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"index.interval.bytes": "150", "segment.bytes": "100000"})
     rng = random.Random(3)
     for i in range(200):

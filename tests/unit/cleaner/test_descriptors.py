@@ -14,7 +14,7 @@ import pytest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import StorageError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segments import retire
@@ -25,7 +25,7 @@ SEGMENTS = 60
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> DirectoryLog:
     """A partition of many segments of one record."""
     log = LogBuilder(tmp_path, now_ms=1).topic(segment_bytes=14)
     return log.append_each(*((f"k{i % 3}", f"{i}") for i in range(SEGMENTS))).engine
@@ -36,7 +36,7 @@ def open_files(directory: Path) -> int:
     return sum(link.startswith(str(directory)) for link in links)
 
 
-def held_snapshot(engine: Engine) -> DirectorySnapshot:
+def held_snapshot(engine: DirectoryLog) -> DirectorySnapshot:
     return open_snapshot(
         engine.partition_directory("t", 0),
         "t",
@@ -46,7 +46,7 @@ def held_snapshot(engine: Engine) -> DirectorySnapshot:
     )
 
 
-def test_a_cleaning_has_one_segment_open_and_one_that_it_writes(engine: Engine) -> None:
+def test_a_cleaning_has_one_segment_open_and_one_that_it_writes(engine: DirectoryLog) -> None:
     found: list[int] = []
     count = partial(open_files, engine.partition_directory("t", 0))
     (stats,) = clean(engine, force=True, now_ms=1, check_abort=lambda: found.append(count()))
@@ -57,7 +57,7 @@ def test_a_cleaning_has_one_segment_open_and_one_that_it_writes(engine: Engine) 
     assert count() == 0
 
 
-def test_a_held_view_reads_what_a_whole_one_does(engine: Engine) -> None:
+def test_a_held_view_reads_what_a_whole_one_does(engine: DirectoryLog) -> None:
     with held_snapshot(engine) as held, engine.snapshot("t", 0, whole=True) as whole:
         for start, end in [(0, 60), (17, 43), (59, 60), (60, 60)]:
             for snapshot in (held, whole):
@@ -66,7 +66,7 @@ def test_a_held_view_reads_what_a_whole_one_does(engine: Engine) -> None:
                 assert found == list(range(start, end))
 
 
-def test_a_segment_that_was_deleted_meanwhile_is_passed_over(engine: Engine) -> None:
+def test_a_segment_that_was_deleted_meanwhile_is_passed_over(engine: DirectoryLog) -> None:
     with held_snapshot(engine) as snapshot:
         retire(engine.partition_directory("t", 0), [0, 1], suffixes=SEGMENT_SUFFIXES)
         with engine.transaction() as transaction:
@@ -75,14 +75,14 @@ def test_a_segment_that_was_deleted_meanwhile_is_passed_over(engine: Engine) -> 
         assert [chunk.segment_base for chunk in snapshot.chunks(0, 60)] == list(range(2, 60))
 
 
-def test_a_segment_that_is_lost_is_no_deleted_one(engine: Engine) -> None:
+def test_a_segment_that_is_lost_is_no_deleted_one(engine: DirectoryLog) -> None:
     with held_snapshot(engine) as snapshot:
         retire(engine.partition_directory("t", 0), [30], suffixes=SEGMENT_SUFFIXES)
         with pytest.raises(StorageError, match="segment of offset 30 is missing"):
             list(snapshot.chunks(0, 60))
 
 
-def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -> None:
+def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: DirectoryLog) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     free = [number for number in range(len(taken) + SEGMENTS) if number not in taken]
@@ -98,7 +98,7 @@ def test_the_soft_limit_of_open_files_is_raised_when_it_is_met(engine: Engine) -
 
 @pytest.mark.slow
 def test_at_the_hard_limit_the_latest_records_come_with_advice_and_cleaning_works(
-    engine: Engine,
+    engine: DirectoryLog,
 ) -> None:
     program = f"""
 import resource, kafkalog

@@ -21,12 +21,12 @@ from kafkalog.erasure.topic_files import FileKind
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import pins
+from kafkalog.storage_engine.directory.pins import Action
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
-from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pins import Action
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.batch_builder import Record, batch_data
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_records
@@ -192,13 +192,13 @@ def test_a_key_is_deleted_wherever_it_was_written(log: KafkaLog) -> None:
         "partition": pa.array([0, 1, 3, 2], pa.int32()),
     }
     log.append("t", pa.RecordBatch.from_pydict(rows), now_ms=NOW)
-    number = engine_of(log).state().number
+    number = directory_log_of(log).state().number
     erasure = log.erase("t", ["k"], now_ms=NOW)
     assert erasure.deletions == {0: (1, 2), 1: (1, 2), 3: (1, 2)}
     assert log.offsets("t")[2] == (0, 1)
     written = [one for one in range(4) if log.offsets("t")[one][1] == 2]
     assert written == [0, 1, 3]
-    assert number < engine_of(log).state().number
+    assert number < directory_log_of(log).state().number
     assert log.erase("t", ["k"], now=True, now_ms=NOW).is_erased
 
 
@@ -289,7 +289,7 @@ def test_replaced_files_that_are_not_waited_for_are_found(log: KafkaLog) -> None
 
 def test_who_reads_a_file_that_goes_reads_on(log: KafkaLog) -> None:
     fill(log)
-    with engine_of(log).snapshot("t", 0, whole=True) as snapshot:
+    with directory_log_of(log).snapshot("t", 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark
         assert log.erase(
             "t", [f"user-{n}" for n in range(4700, 4760)], now=True, now_ms=NOW
@@ -312,7 +312,7 @@ def test_a_staged_file_is_named_and_its_commit_brings_the_key_back(log: KafkaLog
     modified_ms = left.path.stat().st_mtime_ns // 1_000_000
     assert left.until_ms == modified_ms + STAGED_RETENTION_MS
 
-    engine_of(log).commit([staged], now_ms=NOW)
+    directory_log_of(log).commit([staged], now_ms=NOW)
     assert KEY.encode() in latest_records(log)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
@@ -325,21 +325,21 @@ def test_a_staged_file_that_is_committed_during_the_last_look_is_no_proof(log: K
 
     def progress(step: str, done: int, of: int) -> None:
         if step == "looking again" and done == of and not committed:
-            committed.append(engine_of(log).commit([staged], now_ms=NOW))
+            committed.append(directory_log_of(log).commit([staged], now_ms=NOW))
 
     erasure = log.erase("t", [KEY], now=True, now_ms=NOW, progress=progress)
     assert committed
     (left,) = erasure.after.residuals
     assert left.path.name.endswith(".log")
     assert left.remedy == "stop the writers of the key, then erase again"
-    assert erasure.after.record_number == engine_of(log).state().number
+    assert erasure.after.record_number == directory_log_of(log).state().number
 
 
 def test_a_staged_file_that_is_given_up_is_no_trace_any_more(log: KafkaLog) -> None:
     fill(log)
     staged = LogBuilder(log).stage((KEY, "staged"), writer_slug="ab" * 16)
     assert not log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
-    engine_of(log).abort([staged], now_ms=NOW)
+    directory_log_of(log).abort([staged], now_ms=NOW)
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
 
@@ -349,7 +349,9 @@ def test_a_moment_that_somebody_reads_is_named_and_kept(log: KafkaLog) -> None:
     clock_ms = time.time_ns() // 1_000_000
     with contextlib.ExitStack() as held:
         assert (
-            pins.pin(log.root, Action("app", "one"), engine_of(log).state, clock_ms, held=held)
+            pins.pin(
+                log.root, Action("app", "one"), directory_log_of(log).state, clock_ms, held=held
+            )
             is not None
         )
         erasure = log.erase("t", [KEY], now=True)
@@ -372,7 +374,8 @@ def test_a_lag_is_named(log: KafkaLog) -> None:
 def test_a_damaged_file_is_no_proof(log: KafkaLog) -> None:
     fill(log)
     path = max(
-        engine_of(log).partition_directory("t", 0).glob("*.log"), key=lambda one: one.stat().st_size
+        directory_log_of(log).partition_directory("t", 0).glob("*.log"),
+        key=lambda one: one.stat().st_size,
     )
     good = path.read_bytes()
     path.write_bytes(good[:100] + bytes([good[100] ^ 1]) + good[101:])
@@ -389,7 +392,7 @@ def test_a_partition_that_cannot_be_cleaned_says_why(log: KafkaLog) -> None:
     assert number is not None
     path = max(
         one
-        for one in engine_of(log).partition_directory("t", number).glob("*.log")
+        for one in directory_log_of(log).partition_directory("t", number).glob("*.log")
         if one.stat().st_size
     )
     good = path.read_bytes()
@@ -443,7 +446,7 @@ def test_what_a_dead_cleaning_left_goes(log: KafkaLog) -> None:
     fill(log)
     log.erase("t", [KEY], now=True, now_ms=NOW)
     record = Record(777, NOW, KEY.encode(), b"v")
-    path = engine_of(log).partition_directory("t", 1) / f"{777:020d}.log.cleaned"
+    path = directory_log_of(log).partition_directory("t", 1) / f"{777:020d}.log.cleaned"
     path.write_bytes(batch_data([record], base_offset=777))
     assert log.erase("t", [KEY], now=True, now_ms=NOW).is_erased
     assert is_nowhere(log)
@@ -470,7 +473,7 @@ def test_another_cleaner_is_waited_for(log: KafkaLog) -> None:
     assert number is not None
     found: list[Erasure] = []
     cleaner_lock = locks.FileLock(
-        engine_of(log).partition_directory("t", number) / layout.CLEANER_LOCK
+        directory_log_of(log).partition_directory("t", number) / layout.CLEANER_LOCK
     )
     before = log.offsets("t")[number][1]
     with cleaner_lock.exclusive():

@@ -14,7 +14,7 @@ from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from tests.builders.batch_builder import ABORT, at_times, joined, marker
@@ -28,17 +28,17 @@ ID_IN_METADATA = layout.topic_id_text(metadata.ID)
 NOW = 1_700_000_000_000
 
 
-def told(engine: Engine, now_ms: int = NOW) -> Explanation:
+def told(engine: DirectoryLog, now_ms: int = NOW) -> Explanation:
     (explanation,) = explain(engine, "t", now_ms)
     return explanation
 
 
-def finding(engine: Engine, code: str, now_ms: int = NOW) -> Reason:
+def finding(engine: DirectoryLog, code: str, now_ms: int = NOW) -> Reason:
     (found,) = [one for one in told(engine, now_ms).findings if one.code == code]
     return found
 
 
-def codes(engine: Engine, now_ms: int = NOW) -> list[str]:
+def codes(engine: DirectoryLog, now_ms: int = NOW) -> list[str]:
     return [one.code for one in told(engine, now_ms).findings]
 
 
@@ -271,7 +271,7 @@ def test_a_topic_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 def test_a_brokers_partition_is_the_brokers_to_clean(tmp_path: Path) -> None:
     broker = BrokerRoot(tmp_path / "broker")
     broker.partition("t-0")
-    with Engine(broker.path) as engine:
+    with DirectoryLog(broker.path) as engine:
         found = finding(engine, "broker")
         assert codes(engine)[0] == "broker"
         assert found.remedy is not None
@@ -296,7 +296,7 @@ def test_no_default_is_said_of_a_brokers_topic(
     metadata.written(broker.path, metadata.batch(0, records))
     if is_copy:
         (broker.path / "meta.properties").unlink()
-    with Engine(broker.path, read_only=True) as engine:
+    with DirectoryLog(broker.path, read_only=True) as engine:
         assert dict(engine.describe("t").config) == set_here
         sentences = [one.sentence for one in told(engine).findings]
         assert told(engine).findings[0].code == "broker"
@@ -316,7 +316,7 @@ def test_a_live_broker_may_have_moved_on_from_the_segment_that_was_active(tmp_pa
     broker = BrokerRoot(tmp_path / "broker")
     directory = broker.partition("t-0", bases=(0, 50), end=100)
     broker.checkpoint(HIGH_WATERMARK, {"t-0": 100})
-    with broker.alive(), Engine(broker.path) as engine:
+    with broker.alive(), DirectoryLog(broker.path) as engine:
         assert codes(engine)[0] == "broker"
         write_segment(directory, 100, batches(100, 120))
         for path in directory.glob(f"{50:020}.*"):
@@ -328,5 +328,5 @@ def test_asking_writes_nothing(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     clean(engine, now_ms=NOW)
     before = sorted(tmp_path.rglob("*"))
-    explain(Engine(tmp_path, read_only=True), "t", NOW)
+    explain(DirectoryLog(tmp_path, read_only=True), "t", NOW)
     assert sorted(tmp_path.rglob("*")) == before

@@ -21,9 +21,9 @@ from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cli import run
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pins import Action
+from kafkalog.storage_engine.directory import pins
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.pins import Action
 from tests.builders.batch_builder import COMMIT, at_times, joined, marker
 from tests.builders.log_builder import NOW_MS, LogBuilder
 
@@ -50,7 +50,7 @@ class Batch:
 class State:
     """A drawn log, what is held open of it, and the time."""
 
-    engine: Engine
+    engine: DirectoryLog
     now_ms: int
     held: contextlib.ExitStack
 

@@ -11,7 +11,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptBatchError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.log_builder import LogBuilder
@@ -24,11 +24,11 @@ from tests.unit.storage_engine.test_gaps import Pairs, parsed
 SMALL = {"segment.bytes": "700", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "500"}
 
 
-def directory(engine: Engine) -> Path:
+def directory(engine: DirectoryLog) -> Path:
     return engine.partition_directory("t", 0)
 
 
-def check_lists(engine: Engine) -> dict[tuple[int, int], list[Pairs]]:
+def check_lists(engine: DirectoryLog) -> dict[tuple[int, int], list[Pairs]]:
     """Every live segment is listed as its batches are, or has no gap and is not listed."""
     listed: dict[tuple[int, int], list[Pairs]] = {}
     path = directory(engine) / "kl-gaps"
@@ -51,7 +51,7 @@ def check_lists(engine: Engine) -> dict[tuple[int, int], list[Pairs]]:
     return listed
 
 
-def check_moved(engine: Engine) -> None:
+def check_moved(engine: DirectoryLog) -> None:
     """No batch whose base offset has a flipped bit is read, in any closed segment."""
     for segment in list_segments(directory(engine))[:-1]:
         data = segment.log.read_bytes()
@@ -71,7 +71,7 @@ def check_moved(engine: Engine) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_after_every_round_each_segment_is_listed_as_it_is(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     is_merged = bool(seed % 2)
     merges = {"kafkalog.cleaner.merge.batches": str(is_merged).lower()}
     engine.create_topic("t", 1, SMALL | merges)
@@ -86,7 +86,7 @@ def test_after_every_round_each_segment_is_listed_as_it_is(tmp_path: Path, seed:
 
 def test_a_section_goes_when_its_file_has_gone(tmp_path: Path) -> None:
     rng = random.Random(1)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, SMALL)
     for now_ms in range(1_000, 9_000, 1_000):
         LogBuilder(engine, now_ms=now_ms).random_commits(rng, 12, keys=9, rows_max=4)
@@ -103,7 +103,7 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
     tmp_path: Path, after: bool
 ) -> None:
     template = tmp_path / "template"
-    engine = Engine(template)
+    engine = DirectoryLog(template)
     engine.create_topic("t", 1, SMALL)
     rng = random.Random(3)
     LogBuilder(engine, now_ms=1_000).random_commits(rng, 20, keys=9, rows_max=4)
@@ -116,11 +116,11 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(template, root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         fired = each_act(
             lambda e=engine: clean(e, force=True, now_ms=1_400), n, Died(), after=after
         )
-        reader = Engine(root)
+        reader = DirectoryLog(root)
         check_lists(reader)
         assert latest_values(records_of(dump(reader))) == before, n
         again = clean(reader, force=True, now_ms=1_450)
@@ -131,7 +131,7 @@ def test_a_cleaner_that_died_anywhere_leaves_what_is_live_listed(
     assert n > 40
 
 
-def twins(root: Path) -> Engine:
+def twins(root: Path) -> DirectoryLog:
     """Two closed segments of the same keys and sizes: what is cleaned is as large as the first."""
     segments: dict[int, list[Batch]] = {
         base: [batch(base + i, [(f"k{i}", f"v{base + i:02}")]) for i in range(10)]
@@ -150,7 +150,7 @@ def test_a_segment_as_large_as_the_one_it_replaces_is_told_from_it(tmp_path: Pat
         engine = twins(tmp_path / str(n))
         first = list_segments(directory(engine))[0]
         fired = each_act(lambda e=engine: clean(e, now_ms=1), n, Died())
-        listed = check_lists(Engine(tmp_path / str(n)))
+        listed = check_lists(DirectoryLog(tmp_path / str(n)))
         outcomes.add(len(listed.get((0, first.size), [])))
         if not fired:
             assert list_segments(directory(engine))[0].size == first.size
@@ -228,7 +228,7 @@ def test_what_a_broker_wrote_is_listed_once_it_is_cleaned(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -> None:
     template = tmp_path / "template"
-    engine = Engine(template)
+    engine = DirectoryLog(template)
     engine.create_topic("t", 1, SMALL)
     LogBuilder(engine, now_ms=1_000).random_commits(random.Random(5), 30, keys=9, rows_max=4)
     engine.close()
@@ -237,9 +237,9 @@ def test_a_swap_whose_offsets_were_changed_takes_nothing_along(tmp_path: Path) -
         n += 1
         shutil.rmtree(root, ignore_errors=True)
         shutil.copytree(template, root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         each_act(lambda e=engine: clean(e, force=True, now_ms=1_400), n, Died(), after=True)
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     expected = records_of(dump(engine))
     live = {path.name for path in directory(engine).glob("*.log")}
     swaps = sorted(directory(engine).glob("*.log.swap"))

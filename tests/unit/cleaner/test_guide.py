@@ -20,9 +20,9 @@ from kafkalog.cleaner.metrics import CleanerMetrics
 from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cli import run
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.place import directory_log_of
 from tests.unit.cleaner.guide import GUIDE, blocks, shop
 
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -43,11 +43,11 @@ def test_the_examples_run(tmp_path: Path, source: str) -> None:
         here = source.replace("...", "look()")
 
         def look() -> None:
-            inside.append(is_paused(engine_of(log).partition_directory("stock", 0)))
+            inside.append(is_paused(directory_log_of(log).partition_directory("stock", 0)))
 
         exec(compile(here, "cleaner.md", "exec"), {"log": log, "look": look})
         assert inside == [True]
-        assert not is_paused(engine_of(log).partition_directory("stock", 0))
+        assert not is_paused(directory_log_of(log).partition_directory("stock", 0))
 
 
 def without_figures(text: str) -> str:
@@ -101,7 +101,7 @@ def test_the_topics_settings_have_their_defaults(tmp_path: Path) -> None:
 
 
 def served(log: KafkaLog) -> Iterator[Sample]:
-    for family in CleanerMetrics(log, CleanerThread(engine_of(log))).collect():
+    for family in CleanerMetrics(log, CleanerThread(directory_log_of(log))).collect():
         yield from family.samples
 
 
@@ -134,7 +134,7 @@ def test_what_is_sound_of_a_damaged_partition_is_saved_as_shown(tmp_path: Path) 
         log.create_topic("prices", config={"segment.bytes": "1000"})
         for turn in range(6):
             log.append("prices", [(f"item-{n}", f"{turn}") for n in range(10)])
-        first = min(engine_of(log).partition_directory("prices", 0).glob("*.log"))
+        first = min(directory_log_of(log).partition_directory("prices", 0).glob("*.log"))
         data = first.read_bytes()
         first.write_bytes(data[:510] + bytes([data[510] ^ 1]) + data[511:])
     commands = block.replace("/data", str(tmp_path)).replace(

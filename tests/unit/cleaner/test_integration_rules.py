@@ -13,7 +13,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually
@@ -28,7 +28,7 @@ from tests.unit.cleaner.test_manager_rules import (
 
 def test_bad_partitions_are_marked_told_and_never_stop_the_good_ones(tmp_path: Path) -> None:
     """LogCleanerIntegrationTest.testMarksPartitionsAsOfflineAndPopulatesUncleanableMetrics"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     for topic in ("a", "b", "c"):
         create(engine, topic)
         write(engine, 5, topic)
@@ -106,7 +106,7 @@ def test_a_log_cleaned_again_and_again_says_the_same_and_is_smaller(
     tmp_path: Path, codec: str
 ) -> None:
     """LogCleanerParameterizedIntegrationTest.cleanerTest"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     sizes = {"small": "300", "large": "1500"}
     for topic, size in sizes.items():
         create(

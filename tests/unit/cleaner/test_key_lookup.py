@@ -18,10 +18,10 @@ from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.datasource.ktable import KTable
 from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     transaction_entry,
@@ -96,7 +96,7 @@ def test_headers_come_along(log: KafkaLog) -> None:
 def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
     dice = random.Random(1)
     table: dict[str, str | None] = {}
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         for step in range(12):
             for _ in range(3):
                 pairs = [
@@ -141,7 +141,7 @@ def test_many_keys_pass_over_a_damaged_index(log: KafkaLog) -> None:
         data = bytearray(path.read_bytes())
         data[5000] ^= 1
         path.write_bytes(data)
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         found = lookup.get_many(f"key-{i}" for i in range(501))
         assert [value(record) for record in found.values()] == [*map(str, range(500)), None]
         assert lookup.scanned_bytes > 0
@@ -156,7 +156,7 @@ def test_the_error_of_many_keys_names_the_damaged_batch(log: KafkaLog) -> None:
     path.write_bytes(data)
     position = max(int(p) for p, _ in headers_of(path))
     with (
-        KeyLookup(engine_of(log), "t") as lookup,
+        KeyLookup(directory_log_of(log), "t") as lookup,
         pytest.raises(CorruptLogError, match=f"{path.name}.*{position}"),
     ):
         lookup.get_many(f"key-{i}" for i in range(500))
@@ -165,7 +165,7 @@ def test_the_error_of_many_keys_names_the_damaged_batch(log: KafkaLog) -> None:
 def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:
     put(log, *((f"key-{i}", "v" * 50) for i in range(500)))
     LogBuilder(log).clean()
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         assert value(lookup.get("key-7")) == "v" * 50
         assert lookup.get("nobody") is None
         assert lookup.scanned_bytes == 0
@@ -180,13 +180,13 @@ def test_a_lost_index_costs_a_scan_and_the_next_cleaning_writes_it_anew(log: Kaf
     LogBuilder(log).clean()
     for path in indexes(log):
         path.unlink()
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         assert value(lookup.get("key-7")) == "v" * 50
         assert lookup.scanned_bytes > 0
     put(log, ("key-8", "new"))
     LogBuilder(log).clean()
     assert indexes(log)
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         assert value(lookup.get("key-8")) == "new"
         assert lookup.scanned_bytes == 0
 
@@ -199,7 +199,7 @@ def test_a_damaged_index_is_passed_over(log: KafkaLog, place: int) -> None:
     data = bytearray(path.read_bytes())
     data[place] ^= 1
     path.write_bytes(data)
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         for number in range(30):
             assert value(lookup.get(f"key-{number}")) == "v"
         assert lookup.scanned_bytes > 0
@@ -249,7 +249,7 @@ def test_retention_takes_the_index_with_its_segment(log: KafkaLog) -> None:
     assert len(before) > 2
     log.alter_topic("t", {"cleanup.policy": "compact,delete"})
     log.delete_records("t", 0, 200)
-    engine_of(log).apply_retention("t", now_ms=NOW_MS)
+    directory_log_of(log).apply_retention("t", now_ms=NOW_MS)
 
     assert len(indexes(log)) < len(before)
     assert log.lookup("t", "key-0-0") is None
@@ -270,7 +270,7 @@ def test_the_key_is_looked_for_where_the_default_partitioner_sends_it(tmp_path: 
         log.create_topic("t", 5, CONFIG)
         log.append("t", [(f"key-{i}", f"{i}") for i in range(200)])
         log.clean("t", force=True)
-        with KeyLookup(engine_of(log), "t") as lookup:
+        with KeyLookup(directory_log_of(log), "t") as lookup:
             for number in range(200):
                 assert value(lookup.get(f"key-{number}")) == str(number)
 
@@ -300,7 +300,7 @@ def test_what_is_no_key_or_no_topic_is_refused(log: KafkaLog) -> None:
 
 def test_who_has_closed_it_looks_nothing_up(log: KafkaLog) -> None:
     put(log, ("a", "1"))
-    lookup = KeyLookup(engine_of(log), "t")
+    lookup = KeyLookup(directory_log_of(log), "t")
     assert value(lookup.get("a")) == "1"
     lookup.close()
     with pytest.raises(InvalidInputError, match="is closed: create another one"):
@@ -309,7 +309,7 @@ def test_who_has_closed_it_looks_nothing_up(log: KafkaLog) -> None:
 
 def test_a_topic_made_anew_is_another_one(log: KafkaLog) -> None:
     put(log, ("a", "1"))
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         assert value(lookup.get("a")) == "1"
         log.delete_topic("t")
         log.create_topic("t", 1, CONFIG)
@@ -423,7 +423,7 @@ def test_a_disk_without_room_for_the_index_has_a_cleaned_log(
 
     assert indexes(log) == []
     assert not list((log.root / "t-0").glob(f"{layout.SPILL}*"))
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         assert value(lookup.get("key-7")) == "new"
         assert lookup.scanned_bytes > 0
     told = [record for record in caplog.records if "no key index" in record.message]
@@ -513,7 +513,7 @@ def test_a_cleaning_that_dies_anywhere_leaves_lookups_right(tmp_path: Path) -> N
 
 def check(log: KafkaLog, table: dict[str, str | None]) -> int:
     """Look every key up; returns how many bytes were scanned for that."""
-    with KeyLookup(engine_of(log), "t") as lookup:
+    with KeyLookup(directory_log_of(log), "t") as lookup:
         for key, expected in table.items():
             assert value(lookup.get(key)) == expected
         assert lookup.get("nobody") is None
@@ -529,7 +529,7 @@ def test_lookups_go_on_while_the_log_is_written_and_cleaned(log: KafkaLog) -> No
     def look() -> None:
         last = 0
         try:
-            with KeyLookup(engine_of(log), "t") as lookup:
+            with KeyLookup(directory_log_of(log), "t") as lookup:
                 while not done.is_set():
                     found = value(lookup.get("key-100"))
                     assert found is not None

@@ -22,7 +22,7 @@ from kafkalog.cleaner.dedup.spill.spilled import Spilled
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
@@ -103,7 +103,7 @@ def counted(chunk: Chunk) -> npt.NDArray[np.bool_]:
     return counts
 
 
-def plan(engine: Engine, snapshot: PartitionSnapshot) -> LogToClean:
+def plan(engine: DirectoryLog, snapshot: PartitionSnapshot) -> LogToClean:
     return log_to_clean(
         "t",
         0,
@@ -116,7 +116,7 @@ def plan(engine: Engine, snapshot: PartitionSnapshot) -> LogToClean:
 
 
 def found(
-    engine: Engine,
+    engine: DirectoryLog,
     slots: int,
     *,
     stats: CleanerStats | None = None,

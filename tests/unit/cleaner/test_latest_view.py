@@ -15,7 +15,7 @@ from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import Batch, batch, dump, foreign_log, latest_values, records_of
@@ -27,7 +27,9 @@ def singles(first: int, *names: str) -> list[Batch]:
     return [batch(first + i, [(name, f"v{first + i}")]) for i, name in enumerate(names)]
 
 
-def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, CleanerStats]:
+def built(
+    engine: DirectoryLog, start: int, end: int, offset_map: OffsetMap
+) -> tuple[int, CleanerStats]:
     stats = CleanerStats("t", 0)
     with engine.snapshot("t", 0, whole=True) as snapshot:
         is_mapped = mapped_batches(snapshot, is_strict=False)
@@ -130,7 +132,7 @@ def test_chosen_keys_have_the_records_that_they_have_among_all(
             log.append("t", rows, now_ms=1000)
             if i in (8, 16):
                 log.clean("t", force=True, now_ms=1000)
-    with Engine(tmp_path, read_only=True) as engine:
+    with DirectoryLog(tmp_path, read_only=True) as engine:
         cleaned_to = engine.describe("t").partitions[0].cleaned_to
         for end, with_tombstones in itertools.product(
             (cleaned_to, cleaned_to + 25, 600), (False, True)
@@ -150,7 +152,7 @@ def test_the_latest_records_are_exact_at_any_number_of_keys(
     tmp_path: Path, slots: int, codec: str
 ) -> None:
     rng = random.Random(slots)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"segment.bytes": "1500", "compression.type": codec})
     for i in range(20):
         rows = [
@@ -167,7 +169,9 @@ def test_the_latest_records_are_exact_at_any_number_of_keys(
         assert latest_column(engine, end=end, budget_bytes=budget, with_tombstones=True) == every
 
 
-def view(engine: Engine, *, with_tombstones: bool = False) -> tuple[list[tuple[object, ...]], int]:
+def view(
+    engine: DirectoryLog, *, with_tombstones: bool = False
+) -> tuple[list[tuple[object, ...]], int]:
     """The latest records up to the end, and how many offsets were passed for them."""
     passed = [0]
     with engine.snapshot("t", 0, whole=True) as snapshot:

@@ -13,7 +13,7 @@ import pytest
 
 from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.cleaner.schedule.scheduler import Plans
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
@@ -42,7 +42,7 @@ def fill(log: Log, count: int, keys: int = 10**9) -> None:
         log.data(log.end % keys)
 
 
-def opened(engine: Engine) -> Log:
+def opened(engine: DirectoryLog) -> Log:
     return Log(engine, engine.offsets("t")[0][1])
 
 
@@ -150,7 +150,7 @@ def test_records_deleted_before_the_swap_stay_deleted_and_files_go_once(tmp_path
         log.data(0)
         log.roll()
     assert len(segments(log)) == 3
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     retained: list[object] = []
 
     def delete() -> None:

@@ -14,7 +14,7 @@ from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.unit.cleaner.naive import batch, foreign_log
 from tests.unit.cleaner.test_offset_map import hashed, keys, put
 
@@ -148,7 +148,7 @@ def test_a_buffer_of_one_key_cleans(tmp_path: Path, load_factor: float) -> None:
 # --- building ------------------------------------------------------------------------------------
 
 
-def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[int, int]:
+def built(engine: DirectoryLog, start: int, end: int, offset_map: OffsetMap) -> tuple[int, int]:
     """Where the build ends, and how many records it read."""
     stats = CleanerStats("t", 0)
     with engine.snapshot("t", 0, whole=True) as snapshot:
@@ -164,13 +164,15 @@ def built(engine: Engine, start: int, end: int, offset_map: OffsetMap) -> tuple[
 
 
 @pytest.fixture
-def five(tmp_path: Path) -> Iterator[Engine]:
+def five(tmp_path: Path) -> Iterator[DirectoryLog]:
     """Five records of five keys in one segment, batch by batch."""
     with foreign_log(tmp_path, {0: [batch(i, [(f"{i}", "v")]) for i in range(5)], 5: []}) as engine:
         yield engine
 
 
-def test_a_build_from_within_a_segment_puts_what_lies_behind_until_it_is_full(five: Engine) -> None:
+def test_a_build_from_within_a_segment_puts_what_lies_behind_until_it_is_full(
+    five: DirectoryLog,
+) -> None:
     """testBuildPartialOffsetMap (C10, C11); batches that end below the start are not read"""
     offset_map = OffsetMap(3, 0.75)
     assert built(five, 2, 5, offset_map) == (4, 2)

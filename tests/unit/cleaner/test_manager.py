@@ -21,12 +21,12 @@ from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from tests.builders.log_builder import LogBuilder
 from tests.other_platform import needs_linux
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
@@ -35,7 +35,7 @@ from tests.unit.storage_engine.faults import LyingPages
 MINUTE = 60_000
 
 
-def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> Engine:
+def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> DirectoryLog:
     """Topics of several closed segments in which one key is written again and again."""
     log = LogBuilder(root, now_ms=1000)
     for topic in topics:
@@ -43,7 +43,7 @@ def filled(root: Path, *topics: str, partitions: int = 1, **config: str) -> Engi
     return log.engine
 
 
-def corrupt(engine: Engine, topic: str) -> Callable[[], None]:
+def corrupt(engine: DirectoryLog, topic: str) -> Callable[[], None]:
     """Flip a byte of a record's value; returns what flips it back."""
     path = sorted(engine.partition_directory(topic, 0).glob("*.log"))[1]
 
@@ -111,7 +111,7 @@ def test_a_topic_that_is_not_compacted_is_not_cleaned(tmp_path: Path) -> None:
 
 
 def test_all_partitions_of_a_topic_are_cleaned(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 4)
     for i in range(3):
         engine.append("t", [(f"k{j}", f"{i}") for j in range(40)], now_ms=1)
@@ -292,7 +292,7 @@ def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Pat
 def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path) -> None:
     engine = filled(tmp_path, "a", "b")
     with locks.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
-        assert [stats.topic for stats in clean(Engine(tmp_path), now_ms=1)] == ["b"]
+        assert [stats.topic for stats in clean(DirectoryLog(tmp_path), now_ms=1)] == ["b"]
     assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
 
 
@@ -302,20 +302,20 @@ def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     stop = threading.Event()
     faults: list[BaseException] = []
 
-    def run(work: Callable[[Engine], object]) -> None:
+    def run(work: Callable[[DirectoryLog], object]) -> None:
         try:
-            with Engine(tmp_path) as other:
+            with DirectoryLog(tmp_path) as other:
                 while not stop.is_set():
                     work(other)
         except BaseException as fault:
             faults.append(fault)
 
-    def force(other: Engine) -> None:
+    def force(other: DirectoryLog) -> None:
         for stats in clean(other, force=True, now_ms=5):
             if stats.error is not None:
                 raise AssertionError(stats.error)
 
-    def look(other: Engine) -> None:
+    def look(other: DirectoryLog) -> None:
         found = latest_values(records_of(dump(other)))
         assert set(found) >= {b"a", b"b"}
 
@@ -354,7 +354,7 @@ def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) 
 
 
 def test_the_thread_stops_at_once_and_can_start_again(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"segment.bytes": "100"})
     thread = CleanerThread(engine, CleanerConfig(backoff_ms=10**7), clock=lambda: 1_000)
     for expected in (1, 2):
@@ -393,7 +393,7 @@ def test_the_settings_are_checked(tmp_path: Path) -> None:
 
 
 def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     for name in ("a", "b"):
         engine.create_topic(name, 1, {"delete.retention.ms": "3000"})
         engine.append(name, [("k", None), ("x", "y")], now_ms=1)
@@ -426,7 +426,7 @@ def test_a_partition_that_is_gone_meanwhile_is_not_cleaned(tmp_path: Path) -> No
 
 def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) -> None:
     config = {"delete.retention.ms": "1000", "min.cleanable.dirty.ratio": "0"}
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, config)
     engine.append("t", [("a", "1"), ("b", "1"), ("a", None)], now_ms=1)
     clean(engine, force=True, now_ms=1)
@@ -434,7 +434,7 @@ def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) ->
     engine.close()
     release(tmp_path, now_ms=500)
     adopt(tmp_path, config={"t": {"cleanup.policy": "compact", **config}}, now_ms=500)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     assert status(engine, 500)[0].state == "dirty"
     assert [stats.error for stats in clean(engine, now_ms=500)] == [None]
     assert clean(engine, now_ms=600) == []
@@ -443,7 +443,7 @@ def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) ->
 
 
 def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     config = {"cleanup.policy": "compact,delete", "retention.ms": "1000", "segment.bytes": "200"}
     engine.create_topic("t", 1, config)
     for i in range(10):
@@ -462,7 +462,7 @@ def test_a_full_disk_is_emptied_by_retention_though_cleaning_fails(tmp_path: Pat
 
 
 def test_outputs_that_could_not_be_swapped_in_make_room_at_once(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"segment.bytes": "200", "min.cleanable.dirty.ratio": "0"})
     for i in range(10):
         engine.append("t", [("k", f"{i}")], now_ms=1)

@@ -14,11 +14,11 @@ from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.retention import retain_partition
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
-from kafkalog.storage_engine.writing.retention import retain_partition
 from tests.builders.batch_builder import ABORT, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import first_dirty, state_of
@@ -30,29 +30,29 @@ SMALL = {"segment_bytes": 14, "min_cleanable_dirty_ratio": 0.05}
 """Segments of one batch each."""
 
 
-def engine_with(root: Path, **config: str) -> Engine:
+def engine_with(root: Path, **config: str) -> DirectoryLog:
     """An engine with a topic `t` whose segments take one batch each."""
     return LogBuilder(root).topic(**{**SMALL, **config}).engine
 
 
-def create(engine: Engine, topic: str, **config: str) -> None:
+def create(engine: DirectoryLog, topic: str, **config: str) -> None:
     LogBuilder(engine).topic(topic, **{**SMALL, **config})
 
 
-def write(engine: Engine, count: int, topic: str = "t", *, now_ms: int = 1000) -> None:
+def write(engine: DirectoryLog, count: int, topic: str = "t", *, now_ms: int = 1000) -> None:
     """Append batches of one record, each of a key of its own; then begin an empty segment."""
     first = state_of(engine, topic).high_watermark
     log = LogBuilder(engine, now_ms=now_ms).to(topic)
     log.append_each(*((f"key-{n:03}", "v") for n in range(first, first + count))).roll()
 
 
-def checkpoint(engine: Engine) -> dict[tuple[str, int], int]:
+def checkpoint(engine: DirectoryLog) -> dict[tuple[str, int], int]:
     return read_offset_checkpoint(engine.root / layout.CLEANER_CHECKPOINT)
 
 
-def increasingly_filthy(root: Path) -> Engine:
+def increasingly_filthy(root: Path) -> DirectoryLog:
     """Topics a, b and c: clean up to offset 20, and dirty up to 20, 25 and 30."""
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     for topic, count in (("a", 20), ("b", 25), ("c", 30)):
         create(engine, topic)
         write(engine, count, topic)
@@ -60,7 +60,7 @@ def increasingly_filthy(root: Path) -> Engine:
     return engine
 
 
-def cleaned(engine: Engine) -> str | None:
+def cleaned(engine: DirectoryLog) -> str | None:
     stats = clean_filthiest(engine, now_ms=1000)
     return None if stats is None else stats.topic
 
@@ -100,7 +100,7 @@ def test_a_partition_that_is_being_cleaned_is_passed_over(tmp_path: Path) -> Non
     """testGrabFilthiestCompactedLogIgnoresInProgressPartitions"""
     increasingly_filthy(tmp_path)
     with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
-        assert cleaned(Engine(tmp_path)) == "b"
+        assert cleaned(DirectoryLog(tmp_path)) == "b"
 
 
 def test_what_is_being_cleaned_and_what_is_uncleanable_leave_nothing(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_what_is_being_cleaned_and_what_is_uncleanable_leave_nothing(tmp_path: P
     engine = increasingly_filthy(tmp_path)
     mark_uncleanable(tmp_path / "b-0", "why", engine.describe("b").config, now_ms=1000)
     with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
-        assert cleaned(Engine(tmp_path)) is None
+        assert cleaned(DirectoryLog(tmp_path)) is None
 
 
 def test_a_first_dirty_offset_beyond_the_end_becomes_the_log_start(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_first_dirty_offset_within_the_active_segment_leaves_nothing_to_clean(
 # --- what retention takes ------------------------------------------------------------------------
 
 
-def retained(engine: Engine) -> list[str]:
+def retained(engine: DirectoryLog) -> list[str]:
     return [stats.topic for stats in retain(engine, now_ms=10**12)]
 
 
@@ -306,7 +306,7 @@ def test_a_partition_that_came_after_the_plans_is_planned(tmp_path: Path) -> Non
 # --- the cleanable range -------------------------------------------------------------------------
 
 
-def cleanable(engine: Engine, now_ms: int) -> tuple[int, int]:
+def cleanable(engine: DirectoryLog, now_ms: int) -> tuple[int, int]:
     log, _ = Plans(engine, now_ms).of("t", 0)
     return log.first_dirty_offset, log.first_uncleanable_offset
 
@@ -377,7 +377,7 @@ def test_a_cleaning_that_ends_writes_its_checkpoint_and_one_that_is_aborted_none
     paused, resumed = threading.Event(), threading.Event()
 
     def pause() -> None:
-        with abort_and_pause(Engine(tmp_path), "t", 0):
+        with abort_and_pause(DirectoryLog(tmp_path), "t", 0):
             paused.set()
             resumed.wait(120)
 

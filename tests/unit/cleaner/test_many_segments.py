@@ -15,7 +15,7 @@ from kafkalog.cleaner import CleanerStats
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from tests.builders.log_builder import LogBuilder
@@ -26,7 +26,7 @@ FEW, MANY = 12, 60
 clean_module: Any = importlib.import_module("kafkalog.cleaner.rewrite.clean")
 
 
-def small_segments(root: Path, count: int, key: Callable[[int], int]) -> Engine:
+def small_segments(root: Path, count: int, key: Callable[[int], int]) -> DirectoryLog:
     """A log of full segments, so that no two of them fit into one."""
     log = LogBuilder(root, now_ms=1).topic(segment_bytes=200, min_cleanable_dirty_ratio=0)
     for first in range(0, count * ROWS, ROWS):
@@ -35,17 +35,17 @@ def small_segments(root: Path, count: int, key: Callable[[int], int]) -> Engine:
     return log.engine
 
 
-def half_overwritten(root: Path, count: int) -> Engine:
+def half_overwritten(root: Path, count: int) -> DirectoryLog:
     """Every segment loses half of its records, but for the last ones."""
     return small_segments(root, count, lambda n: n if n % 2 else 0)
 
 
-def distinct(root: Path, count: int) -> Engine:
+def distinct(root: Path, count: int) -> DirectoryLog:
     """No segment loses a record: each gets a key index, and stays."""
     return small_segments(root, count, lambda n: n)
 
 
-def rows_of(engine: Engine) -> list[tuple[int, bytes, bytes | None]]:
+def rows_of(engine: DirectoryLog) -> list[tuple[int, bytes, bytes | None]]:
     with engine.snapshot("t", 0, whole=True) as snapshot:
         columns = [
             tuple(rows[name].to_pylist() for name in ("offset", "key", "value"))
@@ -79,7 +79,7 @@ def counted(root: Path) -> Iterator[Counter[str]]:
         yield calls
 
 
-def cleaned(engine: Engine) -> tuple[CleanerStats, Counter[str]]:
+def cleaned(engine: DirectoryLog) -> tuple[CleanerStats, Counter[str]]:
     with counted(engine.root) as calls:
         (stats,) = clean(engine, force=True, now_ms=2)
     return stats, calls
@@ -87,7 +87,7 @@ def cleaned(engine: Engine) -> tuple[CleanerStats, Counter[str]]:
 
 @pytest.mark.parametrize("write", [half_overwritten, distinct])
 def test_a_round_lists_and_syncs_the_directory_as_often_for_many_segments_as_for_few(
-    tmp_path: Path, write: Callable[[Path, int], Engine]
+    tmp_path: Path, write: Callable[[Path, int], DirectoryLog]
 ) -> None:
     few, of_few = cleaned(write(tmp_path / "few", FEW))
     many, of_many = cleaned(write(tmp_path / "many", MANY))

@@ -25,7 +25,7 @@ from kafkalog.cleaner.rewrite.merge.group import Group
 from kafkalog.cleaner.rewrite.retention_rules import Retained
 from kafkalog.cleaner.schedule.manager import clean as engine_clean
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -456,7 +456,7 @@ def test_an_empty_header_parts_its_neighbours_and_stays_the_same_bytes(tmp_path:
 
 
 # --- several rounds, through the engine ----------------------------------------------------------
-def rows_of(engine: Engine) -> dict[int, tuple[object, ...]]:
+def rows_of(engine: DirectoryLog) -> dict[int, tuple[object, ...]]:
     table = pa.Table.from_batches(list(engine.read("t", 0)))
     names = ("offset", "key", "value", "timestamp", "timestampType")
     columns = [table[name].to_pylist() for name in names]
@@ -477,7 +477,7 @@ def test_no_tombstone_goes_early_or_late_and_no_time_changes_over_many_rounds(
         "segment.bytes": "20000",
         "message.timestamp.type": time_type,
     }
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, config)
     expected: dict[int, tuple[object, ...]] = {}
     horizons: dict[int, int] = {}

@@ -12,7 +12,7 @@ import pytest
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.batch_builder import ABORT, batch, marker
@@ -31,8 +31,8 @@ CONFIG = {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "1.0"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(tmp_path / "source") as log:
+def log(tmp_path: Path) -> Iterator[DirectoryLog]:
+    with DirectoryLog(tmp_path / "source") as log:
         log.create_topic("t", 1, CONFIG, now_ms=NOW_MS)
         yield log
 
@@ -42,7 +42,7 @@ def store() -> ObjectLog:
     return new_object_log()
 
 
-def merged(log: Engine, store: ObjectLog, seed: int) -> None:
+def merged(log: DirectoryLog, store: ObjectLog, seed: int) -> None:
     """Copy a random log without gaps, bit by bit, until segment objects are merged."""
     written = RandomBatches(random.Random(seed), gaps=(0,))
     for _ in range(40):
@@ -58,11 +58,11 @@ def content(log: Any) -> tuple[Any, ...]:
     return batches(log), ends(log), producers(log), *(records(log, level) for level in levels)
 
 
-def check(log: Engine, store: ObjectLog, directory: Path) -> None:
+def check(log: DirectoryLog, store: ObjectLog, directory: Path) -> None:
     """The store has what the source has, and so has a copy of it; and it can be cleaned."""
     expected = content(log)
     assert content(store) == expected
-    with Engine(directory) as back:
+    with DirectoryLog(directory) as back:
         copy(store, back, now_ms=NOW_MS)
         assert content(back) == expected
     cleanings = store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
@@ -72,7 +72,7 @@ def check(log: Engine, store: ObjectLog, directory: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_merged_segments_have_their_aborted_transactions_and_producers(
-    tmp_path: Path, log: Engine, store: ObjectLog, seed: int
+    tmp_path: Path, log: DirectoryLog, store: ObjectLog, seed: int
 ) -> None:
     merged(log, store, seed)
     assert [str(each) for each in verify_store(store, deep=True)] == []
@@ -82,7 +82,7 @@ def test_merged_segments_have_their_aborted_transactions_and_producers(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_producers_that_an_early_release_left_out_of_a_merge_are_replayed(
-    tmp_path: Path, log: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, log: DirectoryLog, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regroup._Transactions, "sections", lambda *_: {})
     merged(log, store, seed)
@@ -90,7 +90,7 @@ def test_producers_that_an_early_release_left_out_of_a_merge_are_replayed(
 
 
 def test_batches_below_the_log_start_are_replayed_while_they_are_there(
-    log: Engine, store: ObjectLog, monkeypatch: pytest.MonkeyPatch
+    log: DirectoryLog, store: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regroup._Transactions, "sections", lambda *_: {})
     plain = [batch(first, 2) for first in range(4, 16, 2)]

@@ -17,7 +17,7 @@ from kafkalog.cleaner.metrics import CleanerMetrics, served
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.test_manager import eventually
@@ -48,7 +48,7 @@ KAFKAS = {
 Labels = tuple[tuple[str, str], ...]
 
 
-def log(root: Path) -> Engine:
+def log(root: Path) -> DirectoryLog:
     log = LogBuilder(root, now_ms=NOW).topic(segment_bytes=100)
     return log.commits([("a", f"{i}"), ("b", None)] for i in range(5)).engine
 
@@ -67,7 +67,7 @@ def value(port: int, name: str, **labels: str) -> float:
     return read(port)[name, tuple(sorted(labels.items()))]
 
 
-def cleaned(engine: Engine, clock: Callable[[], int] = lambda: NOW) -> CleanerThread:
+def cleaned(engine: DirectoryLog, clock: Callable[[], int] = lambda: NOW) -> CleanerThread:
     thread = CleanerThread(engine, CleanerConfig(backoff_ms=20), clock)
     thread.start()
     eventually(lambda: thread.cleanings > 0)

@@ -12,7 +12,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import SHARE, SIZE_MIN, ObsoleteOffsets
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.records.tables import BatchTable
@@ -51,7 +51,7 @@ def test_a_batch_of_obsolete_records_is_not_decompressed_for_the_second_pass(
         return one
 
     monkeypatch.setattr(compression, "decompressor", counting)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1, {"compression.type": codec})
         for round_ in range(20):
             rows = [(f"key-{number}", f"{round_}-{number}") for number in range(50)]
@@ -65,7 +65,7 @@ def test_a_batch_of_obsolete_records_is_not_decompressed_for_the_second_pass(
 
 
 def test_a_batch_with_one_record_that_stays_is_looked_into(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         engine.append("t", [("a", "1"), ("b", "1"), ("c", "1")], now_ms=1_000)
         engine.append("t", [("a", "2"), ("c", "2")], now_ms=1_000)

@@ -15,11 +15,11 @@ from kafkalog.erasure import file_occurrences
 from kafkalog.erasure.file_occurrences import scan_file
 from kafkalog.erasure.topic_files import FileKind, topic_files
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import pins
+from kafkalog.storage_engine.directory.pins import Action
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
-from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pins import Action
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.acceptance.users import as_nobody
 from tests.builders.batch_builder import Record, batch_data
@@ -127,7 +127,7 @@ def test_bytes_are_seen_where_pieces_of_a_file_meet(
     path, keys = directory(log) / "notes.txt", ErasedKeys([KEY])
     for start in range(20):
         path.write_bytes(b"x" * start + KEY + b"x" * 30)
-        (file,) = [one for one in topic_files(engine_of(log), "t") if one.path == path]
+        (file,) = [one for one in topic_files(directory_log_of(log), "t") if one.path == path]
         for size in (1, 7, 16):
             monkeypatch.setattr(file_occurrences, "_PIECE_SIZE", size)
             assert scan_file(file, keys).positions == {0: start}
@@ -277,7 +277,7 @@ def test_a_staged_file_may_be_another_topics_until_the_journal_knows_its_writer(
 
     def commit(target: str, batch_id: int) -> None:
         writer = Writer("app", target, batch_id)
-        engine_of(log).commit([stage(target, batch_id)], writer=writer, now_ms=NOW)
+        directory_log_of(log).commit([stage(target, batch_id)], writer=writer, now_ms=NOW)
 
     stage("others", 5)
     (left,) = log.occurrences("t", [KEY], now_ms=NOW).residuals
@@ -310,7 +310,7 @@ def test_numbers_and_names_are_no_occurrences(log: KafkaLog) -> None:
     log.create_topic("customers", config={"retention.ms": "1234567890"})
     log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
     log.clean("customers", force=True, now_ms=NOW)
-    pins.pin(log.root, Action("app", "one"), engine_of(log).state, NOW)
+    pins.pin(log.root, Action("app", "one"), directory_log_of(log).state, NOW)
     keys = [
         *(struct.pack(">q", number) for number in (0, 42, 50, NOW, -1)),
         *(b"customers", b"retention.ms", b"1234567890", str(NOW).encode(), b"0", b"t", b"2"),

@@ -10,7 +10,7 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import GZIP, Record
 from tests.builders.log_builder import LogBuilder
 from tests.builders.message_builder import messages, wrapper
@@ -23,7 +23,7 @@ def old(magic: int, *offsets: int) -> list[Record]:
     return [Record(i, 5 if magic else -1, b"ab"[i % 2 : i % 2 + 1], b"old") for i in offsets]
 
 
-def upgraded(root: Path, place: int, data: bytes) -> Engine:
+def upgraded(root: Path, place: int, data: bytes) -> DirectoryLog:
     """Segments of two records; the one at `place` holds `data` instead."""
     log = LogBuilder(root, now_ms=1000).topic(segment_bytes=100, delete_retention_ms=10)
     engine = log.rounds(5, "ab").engine
@@ -32,7 +32,7 @@ def upgraded(root: Path, place: int, data: bytes) -> Engine:
     return engine
 
 
-def magics(engine: Engine) -> set[int]:
+def magics(engine: DirectoryLog) -> set[int]:
     with engine.snapshot("t", 0) as snapshot:
         end = snapshot.state.high_watermark
         return {int(m) for chunk in snapshot.chunks(0, end) for m in chunk.table.magics}
@@ -72,7 +72,7 @@ def test_an_old_tombstone_goes_in_two_stages_like_any_other(tmp_path: Path, magi
 
 
 def test_old_messages_behind_a_batch_of_the_same_segment_are_converted(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"segment.bytes": "250"})
     for i in range(5):
         engine.append("t", [(f"k{i}", "new")], now_ms=1000)

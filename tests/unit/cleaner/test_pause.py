@@ -16,7 +16,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from tests.unit.cleaner.naive import dump, offsets
@@ -27,7 +27,7 @@ def test_a_paused_partition_is_passed_over_and_the_others_are_cleaned(tmp_path: 
     engine = filled(tmp_path, "a", "b")
     with abort_and_pause(engine, "a", 0):
         assert is_paused(tmp_path / "a-0") and not is_paused(tmp_path / "b-0")
-        assert [stats.topic for stats in clean(Engine(tmp_path), now_ms=1)] == ["b"]
+        assert [stats.topic for stats in clean(DirectoryLog(tmp_path), now_ms=1)] == ["b"]
         assert clean(engine, "a", force=True, now_ms=1) == []
     assert not is_paused(tmp_path / "a-0")
     assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
@@ -36,7 +36,7 @@ def test_a_paused_partition_is_passed_over_and_the_others_are_cleaned(tmp_path: 
 def test_pausers_count_by_themselves(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     with abort_and_pause(engine, "t", 0):
-        with abort_and_pause(Engine(tmp_path), "t", 0):
+        with abort_and_pause(DirectoryLog(tmp_path), "t", 0):
             assert is_paused(tmp_path / "t-0")
         assert is_paused(tmp_path / "t-0")
         assert clean(engine, now_ms=1) == []
@@ -63,7 +63,7 @@ def test_a_cleaning_at_work_lets_go_and_leaves_the_log_right(tmp_path: Path, n: 
     paused, resumed = threading.Event(), threading.Event()
 
     def pause() -> None:
-        with abort_and_pause(Engine(tmp_path), "t", 0):
+        with abort_and_pause(DirectoryLog(tmp_path), "t", 0):
             paused.set()
             assert resumed.wait(120)
 
@@ -149,7 +149,7 @@ def test_only_partitions_that_can_be_cleaned_can_be_paused(tmp_path: Path) -> No
         pass
     with pytest.raises(InvalidInputError, match="no partition 1"), abort_and_pause(engine, "t", 1):
         pass
-    reader = Engine(tmp_path, read_only=True)
+    reader = DirectoryLog(tmp_path, read_only=True)
     with pytest.raises(InvalidInputError, match="only read"), abort_and_pause(reader, "t", 0):
         pass
 
@@ -160,7 +160,7 @@ def test_only_partitions_that_can_be_cleaned_can_be_paused(tmp_path: Path) -> No
 @pytest.mark.parametrize("n", [1, 4, 8])
 def test_a_policy_without_compact_ends_a_cleaning(tmp_path: Path, n: int) -> None:
     engine = filled(tmp_path, "t")
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     found: list[list[int]] = []
 
     def alter() -> None:
@@ -177,7 +177,7 @@ def test_a_policy_without_compact_ends_a_cleaning(tmp_path: Path, n: int) -> Non
 
 def test_a_topic_that_is_deleted_ends_a_cleaning_which_it_waits_for(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", "u")
-    deleter = threading.Thread(target=lambda: Engine(tmp_path).delete_topic("t", now_ms=1))
+    deleter = threading.Thread(target=lambda: DirectoryLog(tmp_path).delete_topic("t", now_ms=1))
 
     def delete() -> None:
         deleter.start()

@@ -16,13 +16,13 @@ from kafkalog.cleaner.rewrite import clean as clean_module
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.manager import clean as cleaner_package
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import pins
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.pin_file import Pin
+from kafkalog.storage_engine.directory.pins import LEASE_MS, Action, LivePins
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.reading import pins
-from kafkalog.storage_engine.reading.pin_file import Pin
-from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_column
 
@@ -30,7 +30,7 @@ NOW = 1_700_000_000_000
 ONE = Action("app", "execution 1")
 
 
-def append(engine: Engine, value: str, keys: int = 10) -> None:
+def append(engine: DirectoryLog, value: str, keys: int = 10) -> None:
     LogBuilder(engine).append_each(*((f"k{i}", value) for i in range(keys)))
 
 
@@ -42,7 +42,7 @@ def held() -> Iterator[contextlib.ExitStack]:
 
 
 def pinned(
-    engine: Engine,
+    engine: DirectoryLog,
     action: Action = ONE,
     now_ms: int = NOW,
     *,
@@ -53,7 +53,7 @@ def pinned(
     return found
 
 
-def end_of(engine: Engine, pin: Pin) -> int:
+def end_of(engine: DirectoryLog, pin: Pin) -> int:
     held = pin.partition("t", engine.describe("t").topic_id, 0)
     assert held is not None
     return held.last_stable_offset
@@ -168,7 +168,7 @@ def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
         clean(engine, "t", force=True, now_ms=NOW)
     monkeypatch.undo()
 
-    again = Engine(tmp_path)
+    again = DirectoryLog(tmp_path)
     with pytest.raises(InvalidInputError, match="as of offset 10 are gone"):
         latest_column(again, "value", end=10)
     assert set(latest_column(again, "value", end=20).values()) == {b"new"}
@@ -187,9 +187,9 @@ def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path:
     faults: list[str] = []
     reads = [0]
 
-    def guarded(work: Callable[[Engine], None]) -> Callable[[], None]:
+    def guarded(work: Callable[[DirectoryLog], None]) -> Callable[[], None]:
         def run() -> None:
-            own = Engine(tmp_path)
+            own = DirectoryLog(tmp_path)
             try:
                 while not is_over.is_set():
                     work(own)
@@ -201,15 +201,15 @@ def test_no_reader_sees_two_moments_while_a_cleaner_runs_without_pause(tmp_path:
 
     numbers = iter(range(1, 1_000_000))
 
-    def write(own: Engine) -> None:
+    def write(own: DirectoryLog) -> None:
         value = str(next(numbers))
         own.append("t", [(f"k{i}", value) for i in range(10)], now_ms=clock.now_ms())
         time.sleep(0.01)
 
-    def sweep(own: Engine) -> None:
+    def sweep(own: DirectoryLog) -> None:
         clean(own, "t", force=True, now_ms=clock.now_ms())
 
-    def read(own: Engine) -> None:
+    def read(own: DirectoryLog) -> None:
         action = Action("app", f"{threading.get_ident()} {time.monotonic_ns()}")
         seen = []
         with contextlib.ExitStack() as reading:

@@ -16,10 +16,10 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerStats
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.batch_builder import CONTROL, GZIP, TRANSACTIONAL, Record, batch_data, empty
 from tests.builders.log_contents import damage, latest_column, segment_sizes
@@ -32,7 +32,7 @@ OURS = CleanerConfig()
 BOTH = pytest.mark.parametrize("config", [kafkas(), OURS], ids=["kafkas", "ours"])
 
 
-def forced(engine: Engine, now_ms: int = NOW, config: CleanerConfig = OURS) -> CleanerStats:
+def forced(engine: DirectoryLog, now_ms: int = NOW, config: CleanerConfig = OURS) -> CleanerStats:
     (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
     assert stats.error is None
     return stats
@@ -63,7 +63,7 @@ def test_a_segment_with_more_keys_than_memory_is_cleaned_to_its_end(
 
 def test_a_log_that_is_overwritten_for_ever_keeps_its_size(tmp_path: Path) -> None:
     """Redpanda 13982: overwritten topics did not shrink to a constant size"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"segment.bytes": "2000"})
     found = []
     for i in range(12):
@@ -163,7 +163,7 @@ def test_batches_beyond_what_the_topic_takes_are_cleaned(
     tmp_path: Path, buffer: int, merge: bool
 ) -> None:
     """KAFKA-6834, KAFKA-4019: larger than max.message.bytes, and than the cleaner's buffer"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1)
     noise = random.Random(1).randbytes(300_000)
     for i in range(4):
@@ -204,7 +204,7 @@ def test_a_tombstone_in_an_old_file_waits_for_its_full_time(
     tmp_path: Path, config: CleanerConfig
 ) -> None:
     """KAFKA-4529: a tombstone went at once, since a segment beside it was old"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1)
     engine.append("t", [("a", "1"), ("b", "1")], now_ms=1)
     forced(engine, NOW, config)
@@ -227,7 +227,7 @@ def test_a_tombstone_goes_in_time_however_often_its_segment_is_written(
     tmp_path: Path, config: CleanerConfig
 ) -> None:
     """KAFKA-8522: each cleaning gave the file a new time, and with it every tombstone a new day"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"min.cleanable.dirty.ratio": "0"})
     engine.append("t", [("a", "1"), ("a", None)], now_ms=1)
     hour = DAY // 24
@@ -240,7 +240,7 @@ def test_a_tombstone_goes_in_time_however_often_its_segment_is_written(
 
 def test_a_tombstone_of_a_quiet_partition_goes_in_time(tmp_path: Path) -> None:
     """In Kafka it stays until somebody writes"""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1)
     engine.append("t", [("a", "1"), ("a", None), ("b", "1")], now_ms=1)
     for now, expected in ((NOW, [1, 2]), (NOW + DAY - 1, [1, 2]), (NOW + DAY, [2])):
@@ -283,7 +283,7 @@ def test_the_log_end_survives_a_tail_that_is_cleaned_away_whole(
         path.unlink()
     (root / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=x\n")
     adopt(root, config={"*": {"cleanup.policy": "compact"}}, now_ms=NOW)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert engine.offsets("t")[0][1] == log.end
         assert engine.append("t", [("new", "1")], now_ms=NOW) is not None
         assert offsets(dump(engine)) == [log.end]

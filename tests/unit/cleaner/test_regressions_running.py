@@ -21,7 +21,7 @@ from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
@@ -37,7 +37,7 @@ MINUTE = 60_000
 
 
 @contextmanager
-def running(engine: Engine, clock: list[int] | None = None) -> Iterator[CleanerThread]:
+def running(engine: DirectoryLog, clock: list[int] | None = None) -> Iterator[CleanerThread]:
     config = CleanerConfig(backoff_ms=2, threads=2)
     thread = CleanerThread(engine, config, clock=lambda: clock[0] if clock else 1_000)
     thread.start()
@@ -151,7 +151,7 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
     monkeypatch.setattr(files, "write_atomically", look)
 
     def be_quicker(_: object) -> None:
-        stats = clean_filthiest(Engine(tmp_path), now_ms=1_000)
+        stats = clean_filthiest(DirectoryLog(tmp_path), now_ms=1_000)
         assert stats is not None and stats.error is not None
 
     assert clean_filthiest(engine, now_ms=1_000, watch=be_quicker) is None
@@ -301,7 +301,7 @@ def test_pausers_retention_and_cleaners_may_meet_in_any_order(tmp_path: Path) ->
     def many(work: object) -> threading.Thread:
         def run() -> None:
             try:
-                mine = Engine(tmp_path)
+                mine = DirectoryLog(tmp_path)
                 for i in range(15):
                     work(mine, i)
             except BaseException as fault:
@@ -309,11 +309,11 @@ def test_pausers_retention_and_cleaners_may_meet_in_any_order(tmp_path: Path) ->
 
         return threading.Thread(target=run)
 
-    def pause(mine: Engine, _: int) -> None:
+    def pause(mine: DirectoryLog, _: int) -> None:
         with abort_and_pause(mine, "t", 0):
             assert is_paused(tmp_path / "t-0")
 
-    def append(mine: Engine, i: int) -> None:
+    def append(mine: DirectoryLog, i: int) -> None:
         mine.append("t", [("a", f"{i}"), (f"n{i}", "x")], now_ms=1)
 
     threads = [
@@ -339,7 +339,7 @@ def test_a_policy_that_changes_at_any_moment_leaves_one_at_work(tmp_path: Path, 
     """KAFKA-7322: the retention of a topic ran while the cleaner still swapped its segments"""
     engine = filled(tmp_path, "t", retention_ms="1", min_cleanable_dirty_ratio="0")
     before = latest_values(records_of(dump(engine)))
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     calls = 0
 
     def change() -> None:
@@ -380,5 +380,5 @@ def test_tombstones_are_not_lost_between_two_cleaners(tmp_path: Path) -> None:
     engine.append("t", [("a", None)], now_ms=1)
     clean(engine, force=True, now_ms=DAY)
     for now, expected in ((2 * DAY - 1, [9, 10]), (2 * DAY, [9])):
-        clean(Engine(tmp_path), now_ms=now)
+        clean(DirectoryLog(tmp_path), now_ms=now)
         assert offsets(dump(engine)) == expected

@@ -13,7 +13,7 @@ from kafkalog.cleaner.schedule.manager import clean, clean_and_retain, retain
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_column
@@ -23,7 +23,7 @@ from tests.unit.cleaner.transactional_log import Log
 HOUR = 3_600_000
 
 
-def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
+def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> DirectoryLog:
     """Topics with two records an hour, of a key that comes again and of one that does not."""
     log = LogBuilder(root)
     for topic in topics:
@@ -33,7 +33,7 @@ def filled(root: Path, *topics: str, hours: int = 6, **config: str) -> Engine:
     return log.engine
 
 
-def start(engine: Engine, topic: str = "t") -> tuple[int, int]:
+def start(engine: DirectoryLog, topic: str = "t") -> tuple[int, int]:
     state = engine.describe(topic).partitions[0]
     return state.log_start_offset, state.first_dirty_offset
 
@@ -76,7 +76,7 @@ def test_nothing_below_the_log_start_is_dirty_or_cleaned_into_another_segment(
 
 def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
 
     def check_abort() -> None:
         other.delete_records("t", 0, -1, now_ms=1)
@@ -96,7 +96,7 @@ def test_a_topic_that_is_deleted_while_it_is_cleaned_stops_the_cleaner_cleanly(
     tmp_path: Path,
 ) -> None:
     engine = filled(tmp_path, "t", "u")
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     deleter = threading.Thread(target=other.delete_topic, args=("t",), kwargs={"now_ms": 10**14})
 
     def check_abort() -> None:

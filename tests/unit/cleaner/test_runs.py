@@ -12,7 +12,7 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.segment import open_segment
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import (
@@ -35,7 +35,7 @@ def test_batches_are_cleaned_the_same_in_runs_of_any_size(
 ) -> None:
     monkeypatch.setattr(open_segment, "RUN_SIZE", run_size)
     rng = random.Random(run_size)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     config = {"compression.type": "zstd", "segment.bytes": "4000", "delete.retention.ms": "0"}
     engine.create_topic("t", 1, config)
     expected: list[Batch] = []
@@ -58,7 +58,7 @@ def test_a_map_that_fills_in_a_later_run_of_a_chunk_ends_there(
     monkeypatch.setattr(open_segment, "RUN_SIZE", 1)
     found = []
     for codec in ("zstd", "uncompressed"):  # what is not compressed is one run
-        engine = Engine(tmp_path / codec)
+        engine = DirectoryLog(tmp_path / codec)
         engine.create_topic("t", 1, {"compression.type": codec})
         for i in range(12):
             engine.append("t", [(f"k{i % 5}", "a"), (f"k{i % 7}", "b")], now_ms=1)
@@ -72,7 +72,7 @@ def test_a_map_that_fills_in_a_later_run_of_a_chunk_ends_there(
 def test_the_latest_records_are_the_same_in_runs_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"compression.type": "lz4"})
     LogBuilder(engine, now_ms=1).random_commits(random.Random(1), 30, **DRAWN)
     end = engine.offsets("t")[0][1]
@@ -89,7 +89,7 @@ def test_the_latest_records_are_the_same_in_runs_of_any_size(
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_what_is_decompressed_at_once_is_bounded(tmp_path: Path, codec: str) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"compression.type": codec})
     engine.append("t", [(f"{i}", "0" * 60_000) for i in range(300)], now_ms=1)
     found: list[int] = []
@@ -110,7 +110,7 @@ def test_batches_that_are_not_looked_into_are_in_a_run_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_segment, "RUN_SIZE", 1)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"compression.type": "gzip"})
     for i in range(20):
         engine.append("t", [(f"{i}", "x")], now_ms=1)

@@ -8,12 +8,12 @@ import pytest
 
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 
 def test_topics_are_checked_before_anything_runs(tmp_path: Path) -> None:
-    Engine(tmp_path).create_topic("t", 3)
-    Engine(tmp_path).create_topic("d", 1, {"cleanup.policy": "delete"})
+    DirectoryLog(tmp_path).create_topic("t", 3)
+    DirectoryLog(tmp_path).create_topic("d", 1, {"cleanup.policy": "delete"})
     with pytest.raises(UnknownTopicError):
         spark_job.clean(None, tmp_path, ["v"])
     with pytest.raises(InvalidInputError, match=r"cleanup\.policy"):

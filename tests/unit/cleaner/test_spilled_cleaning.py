@@ -20,7 +20,7 @@ from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.spill.spilled import Spilled
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import (
@@ -39,23 +39,23 @@ SMALL = CleanerConfig(dedupe_buffer_size=24 * 30, merge_batches=False)
 """27 keys."""
 
 
-def written(root: Path, seed: int, *, keys: int = 300, commits: int = 30) -> Engine:
+def written(root: Path, seed: int, *, keys: int = 300, commits: int = 30) -> DirectoryLog:
     config = {"segment_bytes": 2_500, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
     log = LogBuilder(root, now_ms=1).topic(**config)
     return log.random_commits(random.Random(seed), commits, keys=keys, rows_max=24).engine
 
 
-def cleaned(engine: Engine, now_ms: int, config: CleanerConfig = SMALL) -> CleanerStats:
+def cleaned(engine: DirectoryLog, now_ms: int, config: CleanerConfig = SMALL) -> CleanerStats:
     (stats,) = clean(engine, "t", force=True, now_ms=now_ms, config=config)
     return stats
 
 
-def spill_files(engine: Engine) -> list[str]:
+def spill_files(engine: DirectoryLog) -> list[str]:
     directory = engine.partition_directory("t", 0)
     return sorted(path.name for path in directory.glob("kl-spill*"))
 
 
-def log_bytes(engine: Engine) -> dict[str, bytes]:
+def log_bytes(engine: DirectoryLog) -> dict[str, bytes]:
     directory = engine.partition_directory("t", 0)
     return {path.name: path.read_bytes() for path in directory.glob("*.log")}
 
@@ -137,7 +137,7 @@ def test_a_cleaner_may_die_at_any_act_and_the_next_one_ends_the_work(tmp_path: P
         engine = written(tmp_path / str(n), 2, commits=20)
         before = latest_values(records_of(dump(engine)))
 
-        def work(engine: Engine = engine) -> None:
+        def work(engine: DirectoryLog = engine) -> None:
             cleaned(engine, 1_000)
 
         if not each_act(work, n, Died()):
@@ -173,7 +173,7 @@ import os, sys, time
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.dedup.spill.spilled import Spill
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 def stuck(self, *_):
     print("spilled", flush=True)
@@ -181,11 +181,11 @@ def stuck(self, *_):
 
 Spill.resolve = stuck
 config = CleanerConfig(dedupe_buffer_size=24 * 200, merge_batches=False)
-clean(Engine(sys.argv[1]), "t", force=True, now_ms=1_000, config=config)
+clean(DirectoryLog(sys.argv[1]), "t", force=True, now_ms=1_000, config=config)
 """
 
 
-def kill_while_it_spills(root: Path, engine: Engine) -> None:
+def kill_while_it_spills(root: Path, engine: DirectoryLog) -> None:
     command = [sys.executable, "-c", CLEANER, str(root)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -19,7 +19,7 @@ from kafkalog.cleaner.state.last_cleaning import (
     write_last_cleaning,
 )
 from kafkalog.errors import UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
 
@@ -27,7 +27,7 @@ HOUR = 3_600_000
 NOW = 1_700_000_000_000
 
 
-def size(engine: Engine, first: int, end: int) -> int:
+def size(engine: DirectoryLog, first: int, end: int) -> int:
     """Bytes of the segments whose base offsets lie in [first, end)."""
     files = {int(path.stem): path for path in (engine.root / "t-0").glob("*.log")}
     return sum(path.stat().st_size for base, path in files.items() if first <= base < end)
@@ -169,7 +169,7 @@ def test_asking_writes_nothing(tmp_path: Path) -> None:
     engine.append("t", [("a", "1")], now_ms=NOW)
     status(engine, NOW)
     before = sorted(tmp_path.rglob("*"))
-    status(Engine(tmp_path, read_only=True), NOW)
+    status(DirectoryLog(tmp_path, read_only=True), NOW)
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -18,12 +18,12 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.schedule import manager, store_manager
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.cleaner.store_copy import copy_segments
-from tests.unit.cleaner.transactional_log import Log
+from tests.unit.cleaner.transactional_log import Log as WrittenLog
 from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
 
 SEEDS = int(os.environ.get("KAFKALOG_CLEANER_SEEDS", "12"))
@@ -46,12 +46,12 @@ def new_log(monkeypatch: pytest.MonkeyPatch) -> ObjectLog:
         return ObjectLog(memory_address())
 
 
-def records(log: LogEngine, partition: int, level: str) -> list[dict[str, Any]]:
+def records(log: Log, partition: int, level: str) -> list[dict[str, Any]]:
     found = log.read("t", partition, include_headers=True, isolation_level=level)
     return [row for batch in found for row in batch.to_pylist()]
 
 
-def compare(local: Engine, stored: ObjectLog, partitions: int) -> int:
+def compare(local: DirectoryLog, stored: ObjectLog, partitions: int) -> int:
     """Compare all records, as readers of both isolation levels see them; return how many."""
     count = 0
     for partition in range(partitions):
@@ -85,7 +85,7 @@ def topic_config(draw: random.Random) -> dict[str, str]:
     }
 
 
-def clean_both(local: Engine, stored: ObjectLog, now_ms: int, config: CleanerConfig) -> None:
+def clean_both(local: DirectoryLog, stored: ObjectLog, now_ms: int, config: CleanerConfig) -> None:
     found = manager.clean(local, "t", force=True, now_ms=now_ms, config=config)
     other = store_manager.clean(stored, "t", force=True, now_ms=now_ms, config=config)
     assert [stats.error for stats in (*found, *other)] == [None] * len([*found, *other])
@@ -99,7 +99,7 @@ def test_what_tasks_append_survives_alike(
     draw = random.Random(seed)
     monkeypatch.setattr(unchanged_segments, "WORTHWHILE", draw.choice([0, 2]))
     config, partitions = topic_config(draw), draw.choice([1, 1, 3])
-    local, stored = Engine(tmp_path / "log"), new_log(monkeypatch)
+    local, stored = DirectoryLog(tmp_path / "log"), new_log(monkeypatch)
     for log in (local, stored):
         log.create_topic("t", partitions, config)
     now_ms, count = 1_000, 0
@@ -147,7 +147,7 @@ def test_transactions_that_were_copied_survive_alike(
 ) -> None:
     draw = random.Random(1_000_000 + seed)
     monkeypatch.setattr(unchanged_segments, "WORTHWHILE", draw.choice([0, 2]))
-    local, stored = Log(Engine(tmp_path / "log")), new_log(monkeypatch)
+    local, stored = WrittenLog(DirectoryLog(tmp_path / "log")), new_log(monkeypatch)
     config = topic_config(draw)
     for log in (local.engine, stored):
         log.create_topic("t", 1, config)
@@ -166,7 +166,7 @@ def test_transactions_that_were_copied_survive_alike(
     assert count
 
 
-def append_transactional(draw: random.Random, log: Log, now_ms: int) -> None:
+def append_transactional(draw: random.Random, log: WrittenLog, now_ms: int) -> None:
     """Append a batch or a marker."""
     producer = draw.randrange(3)
     keys: list[int | None] = [draw.randrange(draw.choice([3, 30, 900])) for _ in range(9)]

@@ -15,7 +15,7 @@ from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
@@ -33,7 +33,7 @@ from tests.unit.storage_engine.faults import Died, each_act
 Fault = Callable[[], BaseException]
 
 
-def dirty_log(root: Path) -> Engine:
+def dirty_log(root: Path) -> DirectoryLog:
     """Five closed segments that become three, and an active one."""
     segments = {
         base: [batch(base, [(f"k{i % 7}", f"v{i}") for i in range(base, base + 5)])]
@@ -62,12 +62,12 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(swap, "SEGMENTS_MAX", segments_max)  # several swaps, or one
-    before = Engine(template, read_only=True)
+    before = DirectoryLog(template, read_only=True)
     all_records, latest_offsets = records_of(dump(before)), latest_column(before)
     reference = tmp_path / "reference"
     shutil.copytree(template, reference)
-    clean(Engine(reference), now_ms=1)
-    healed_batches = dump(Engine(reference))
+    clean(DirectoryLog(reference), now_ms=1)
+    healed_batches = dump(DirectoryLog(reference))
 
     n = 0
     is_cut_short = True
@@ -75,15 +75,15 @@ def test_a_cleaning_cut_short_at_any_durable_act_loses_nothing_and_heals(
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(template, root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         is_cut_short = each_act(lambda e=engine: clean(e, now_ms=1), n, fault())
-        reader = Engine(root, read_only=True)
+        reader = DirectoryLog(root, read_only=True)
         left = records_of(dump(reader))
         assert latest_values(left) == latest_values(all_records), n
         assert set(left) <= set(all_records), n
         assert latest_column(reader) == latest_offsets, n
         # Whatever was left, another cleaner brings the log to where the first was heading.
-        other = Engine(root)
+        other = DirectoryLog(root)
         other.append("t", [("new", "1")], now_ms=1)
         clean(other, force=True, now_ms=90_000)
         assert latest_column(other) == latest_offsets | {b"new": 26}, n
@@ -147,15 +147,15 @@ def test_a_power_cut_may_lose_any_of_the_final_names(
     reference, dead = tmp_path / "reference", tmp_path / "dead"
     shutil.copytree(template, reference)
     shutil.copytree(template, dead)
-    clean(Engine(reference), now_ms=1)
-    expected = dump(Engine(reference))
+    clean(DirectoryLog(reference), now_ms=1)
+    expected = dump(DirectoryLog(reference))
 
     def die(*_: object) -> None:
         raise Died
 
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(swap, "swap_in", die)
-        clean(Engine(dead), now_ms=1)
+        clean(DirectoryLog(dead), now_ms=1)
     swaps = sorted(path.name for path in (dead / "t-0").glob("*.log.swap"))
     assert len(swaps) == 4
     for chosen in itertools.product((False, True), repeat=4):
@@ -163,9 +163,9 @@ def test_a_power_cut_may_lose_any_of_the_final_names(
         shutil.copytree(dead, root)
         for name in itertools.compress(swaps, chosen):
             (root / "t-0" / name).rename(root / "t-0" / name.removesuffix(".swap"))
-        assert dump(Engine(root, read_only=True)) == expected, chosen
-        clean(Engine(root), now_ms=1)
-        assert dump(Engine(root)) == expected, chosen
+        assert dump(DirectoryLog(root, read_only=True)) == expected, chosen
+        clean(DirectoryLog(root), now_ms=1)
+        assert dump(DirectoryLog(root)) == expected, chosen
         assert not [*(root / "t-0").glob("*.swap")], chosen
 
 

@@ -18,7 +18,7 @@ from kafkalog.cleaner.schedule import thread as thread_module
 from kafkalog.cleaner.schedule.manager import clean_filthiest
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import log_size
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
@@ -29,7 +29,7 @@ QUICK = CleanerConfig(backoff_ms=5)
 
 @contextmanager
 def running(
-    engine: Engine, config: CleanerConfig = QUICK, *, wait_s: float = 0.0
+    engine: DirectoryLog, config: CleanerConfig = QUICK, *, wait_s: float = 0.0
 ) -> Iterator[CleanerThread]:
     thread = CleanerThread(engine, config, clock=lambda: 1_000)
     time.sleep(wait_s)
@@ -214,7 +214,7 @@ def test_other_settings_take_hold_while_it_runs_and_counters_stay(tmp_path: Path
 def test_a_number_of_threads_is_at_most_doubled_or_halved(
     tmp_path: Path, now: int, then: int, allowed: bool
 ) -> None:
-    thread = CleanerThread(Engine(tmp_path), CleanerConfig(threads=now))
+    thread = CleanerThread(DirectoryLog(tmp_path), CleanerConfig(threads=now))
     if allowed:
         thread.reconfigure(CleanerConfig(threads=then))
         assert thread.config.threads == then

@@ -13,8 +13,8 @@ from kafkalog.erasure import topic_scan
 from kafkalog.erasure.file_occurrences import FileOccurrences
 from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.searched_log import (
@@ -59,7 +59,7 @@ def test_what_is_appended_during_the_search_is_looked_at_too(log: KafkaLog) -> N
     appended: list[object] = []
     found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     assert [(one.found, one.faults) for one in found.files if not one.is_clear] == [({0: 2}, [])]
-    assert found.record_number == engine_of(log).state().number
+    assert found.record_number == directory_log_of(log).state().number
     assert found.high_watermarks == {0: log.offsets("t")[0][1]}
     assert len([one for one in found.files if one.file.path.suffix == ".log"]) == len(
         list(directory(log).glob("*.log"))
@@ -81,7 +81,7 @@ def test_what_was_committed_of_a_segment_is_read_once(
 
     log.alter_topic("t", {"segment.bytes": "100000"}, now_ms=NOW)
     log.append("t", [("another", "1")], now_ms=NOW)
-    partition = engine_of(log).state().topics["t"].partitions[0]
+    partition = directory_log_of(log).state().topics["t"].partitions[0]
     active = directory(log) / layout.segment_file(partition.active_base, ".log")
     monkeypatch.setattr(topic_scan, "scan_file", scan)
     found = log.occurrences("t", [KEY], now_ms=NOW)
@@ -107,10 +107,10 @@ def test_what_is_committed_during_the_search_is_looked_at_too(
         if file.path.name != staged[0].files[0].name or committed:
             return real(file, *rest, **options)
         if is_vanished:
-            committed.append(engine_of(log).commit(staged, now_ms=NOW))
+            committed.append(directory_log_of(log).commit(staged, now_ms=NOW))
             return real(file, *rest, **options)
         found = real(file, *rest, **options)
-        committed.append(engine_of(log).commit(staged, now_ms=NOW))
+        committed.append(directory_log_of(log).commit(staged, now_ms=NOW))
         return found
 
     # The partition's files are read before those of the root.
@@ -173,15 +173,15 @@ def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog
 
     found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     assert found.by_key == {0: len(commits)}
-    assert found.record_number == engine_of(log).state().number
+    assert found.record_number == directory_log_of(log).state().number
 
 
 def test_it_names_the_commit_as_of_which_it_is_so(log: KafkaLog) -> None:
     found = log.occurrences("t", [KEY], now_ms=NOW)
     assert (found.record_number, found.high_watermarks) == (
-        engine_of(log).state().number,
+        directory_log_of(log).state().number,
         {0: log.offsets("t")[0][1]},
     )
     log.append("t", [("another", "1")], now_ms=NOW)
     later = log.occurrences("t", [KEY], now_ms=NOW)
-    assert later.record_number == engine_of(log).state().number != found.record_number
+    assert later.record_number == directory_log_of(log).state().number != found.record_number

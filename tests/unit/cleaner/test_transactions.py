@@ -14,7 +14,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import CONTROL, TRANSACTIONAL, Record, end_marker
 from tests.unit.cleaner.naive import Batch, records_of
 from tests.unit.cleaner.transactional_log import DAY, Log, active, kafkas, naive_round
@@ -458,7 +458,7 @@ def test_a_marker_that_cannot_be_read_destroys_nothing(tmp_path: Path) -> None:
 # --- a cleaner that dies -------------------------------------------------------------------------
 
 
-def _committed(engine: Engine) -> dict[bytes, bytes]:
+def _committed(engine: DirectoryLog) -> dict[bytes, bytes]:
     """What a reader of committed records has in its table at the end."""
     with engine.snapshot("t", 0) as snapshot:
         found: dict[bytes, bytes] = {}
@@ -485,10 +485,10 @@ def test_a_round_cut_short_at_any_durable_act_shows_no_aborted_record(tmp_path: 
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(tmp_path / "log", root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         is_cut_short = each_act(lambda: clean(engine, now_ms=1), n, Died())  # noqa: B023
-        assert _committed(Engine(root, read_only=True)) == expected, n
-        other = Engine(root)
+        assert _committed(DirectoryLog(root, read_only=True)) == expected, n
+        other = DirectoryLog(root)
         for now in (2 + DAY, 3 + DAY):
             other.append("t", [("new", "1")], now_ms=1)
             assert [s.error for s in clean(other, force=True, now_ms=now)] == [None], n

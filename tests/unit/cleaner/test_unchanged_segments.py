@@ -17,7 +17,7 @@ from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import pairs
@@ -27,7 +27,7 @@ NEVER = 1 << 60
 CONFIG = {"segment_bytes": 6_000, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
 
 
-def cleaned(engine: Engine, now_ms: int, **config: object) -> CleanerStats:
+def cleaned(engine: DirectoryLog, now_ms: int, **config: object) -> CleanerStats:
     (stats,) = clean(
         engine,
         "t",
@@ -39,7 +39,7 @@ def cleaned(engine: Engine, now_ms: int, **config: object) -> CleanerStats:
     return stats
 
 
-def filled(root: Path, count: int = 2_000) -> Engine:
+def filled(root: Path, count: int = 2_000) -> DirectoryLog:
     """A clean log of many segments with a key for each record."""
     log = LogBuilder(root, now_ms=1_000).topic(**CONFIG)
     for start in range(0, count, 100):
@@ -47,18 +47,18 @@ def filled(root: Path, count: int = 2_000) -> Engine:
     return log.clean().engine
 
 
-def logs(engine: Engine) -> dict[str, bytes]:
+def logs(engine: DirectoryLog) -> dict[str, bytes]:
     directory = engine.partition_directory("t", 0)
     suffixes = layout.SEGMENT_SUFFIXES
     return {p.name: p.read_bytes() for p in directory.iterdir() if p.suffix in suffixes}
 
 
-def inodes(engine: Engine) -> dict[str, int]:
+def inodes(engine: DirectoryLog) -> dict[str, int]:
     directory = engine.partition_directory("t", 0)
     return {path.name: path.stat().st_ino for path in directory.glob("*.log")}
 
 
-def indexes(engine: Engine) -> list[Path]:
+def indexes(engine: DirectoryLog) -> list[Path]:
     return sorted(engine.partition_directory("t", 0).glob("kl-*.keys"))
 
 

@@ -27,7 +27,7 @@ from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.batch_builder import CONTROL
 from tests.unit.cleaner.transactional_log import Log
@@ -50,7 +50,7 @@ class Pair:
     read: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.logs = [Log(Engine(self.root / name)) for name in ("left", "again")]
+        self.logs = [Log(DirectoryLog(self.root / name)) for name in ("left", "again")]
         for log in self.logs:
             log.engine.create_topic("t", 1, self.config)
         self.open: dict[int, list[tuple[bytes, tuple[int, bytes | None]]]] = {}
@@ -309,7 +309,7 @@ def test_a_cleaning_that_dies_anywhere_leaves_no_old_record_behind(
         for _ in range(draw.choice([1, 1, 3])):  # killed twice, a cleaning does not spill
             each_act(work, draw.randrange(1, 120), Died(), after=draw.random() < 0.5)
             log.engine.close()
-            log.engine = Engine(tmp_path / "left")
+            log.engine = DirectoryLog(tmp_path / "left")
         work()
         logs.check_latest(log)
         clean_to = log.first_dirty_offset

@@ -15,7 +15,7 @@ from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.rewrite.clean import clean_round
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import locks
 from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
 from tests.builders.log_builder import LogBuilder
@@ -35,7 +35,7 @@ def kafkas(slots: int = 5_000) -> CleanerConfig:
 class Log:
     """A log of one partition; every append is one batch at its end."""
 
-    engine: Engine
+    engine: DirectoryLog
     end: int = 0
     sequences: dict[int, int] = field(default_factory=dict)
     running: dict[int, int] = field(default_factory=dict)

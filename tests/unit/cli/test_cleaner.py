@@ -19,8 +19,9 @@ import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.dedup.presence import is_cleaner_running
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import clock, locks
+from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
@@ -245,8 +246,8 @@ def test_a_cleaner_that_only_retains_is_not_told_to_be_one(root: Path) -> None:
 def test_a_reader_is_blamed_for_what_it_holds_back_alone(tmp_path: Path, kafkalog: Command) -> None:
     from contextlib import ExitStack
 
+    from kafkalog.storage_engine.directory import pins
     from kafkalog.storage_engine.fs import clock
-    from kafkalog.storage_engine.reading import pins
     from tests.unit.cleaner.transactional_log import Log
 
     log = Log.create(tmp_path / "log", cleanup_policy="compact")
@@ -276,18 +277,18 @@ def test_a_forced_cleaning_has_to_reach_what_there_was_before_it(
     from contextlib import ExitStack
 
     from kafkalog.cleaner.schedule import manager
+    from kafkalog.storage_engine.directory import pins
     from kafkalog.storage_engine.fs import clock
-    from kafkalog.storage_engine.reading import pins
 
     with library.open(tmp_path / "log") as log:
         log.create_topic("t", 1)
         log.append("t", [(f"k{i % 3}", "v") for i in range(10)])
-        old = engine_of(log).state()
+        old = directory_log_of(log).state()
     clean_and_retain = manager.clean_and_retain
 
     with ExitStack() as held:
 
-        def on_a_live_log(engine: Engine, *arguments: Any, **named: Any) -> object:
+        def on_a_live_log(engine: DirectoryLog, *arguments: Any, **named: Any) -> object:
             """One reader pins what has been cleaned, another what has been passed."""
             found = clean_and_retain(engine, *arguments, **named)
             for name, load_state in (("1", engine.state), ("2", lambda: old)):

@@ -13,8 +13,8 @@ import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.report.explain import utc_time
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import latest_records
 from tests.unit.cli.conftest import Command
@@ -138,7 +138,7 @@ def test_a_dry_run_ends_with_what_to_do_and_writes_a_report_only_where_one_is_na
 def test_a_report_tells_as_of_which_commit_it_is_so(root: Path, kafkalog: Command) -> None:
     result = kafkalog("erase", root, "t", "--key", KEY, "--now", "--report", "r.json")
     with library.open(root, read_only=True) as log:
-        number, ends = engine_of(log).state().number, log.offsets("t")
+        number, ends = directory_log_of(log).state().number, log.offsets("t")
     as_of = json.loads(Path("r.json").read_text())["after"]["asOf"]
     assert as_of == {
         "journalRecord": number,

@@ -24,9 +24,9 @@ from kafkalog.cli.picture.page import page
 from kafkalog.cli.picture.server import HOST, Served, serving
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.fs import clock, file_system, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
@@ -48,7 +48,7 @@ def log(tmp_path: Path) -> Iterator[KafkaLog]:
 
 
 def shown(log: KafkaLog, counts: Counts | None = None) -> dict[str, Any]:
-    return figures(str(log.root), engine_of(log), counts or Counts(), clock.now_ms())
+    return figures(str(log.root), directory_log_of(log), counts or Counts(), clock.now_ms())
 
 
 def embedded(content: bytes) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def test_segments_are_those_on_disk_and_add_up_to_the_partitions_bytes(log: Kafk
 
 def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
     counts = Counts()
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     found = shown(log, counts)
     for one in found["partitions"]:
         dead = [segment["deadRecords"] for segment in one["segments"]]
@@ -105,23 +105,23 @@ def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
 
 def test_a_partition_is_counted_again_when_it_has_changed_and_rested(log: KafkaLog) -> None:
     counts = Counts()
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     before = counts.of("stock", 0)
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     assert counts.of("stock", 0) is before
     log.append("stock", [(f"k{key}", "9") for key in range(10)])
     for known in counts._counted.values():
         known.due = math.inf
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     assert counts.of("stock", 0) is before  # it rests
     for known in counts._counted.values():
         known.due = 0
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     assert sum(one.dead_records for one in counts.of("stock", 0).values()) > sum(
         one.dead_records for one in before.values()
     )
     log.delete_topic("stock")
-    counts.count(engine_of(log))
+    counts.count(directory_log_of(log))
     assert counts.of("stock", 0) == {}
 
 
@@ -134,7 +134,7 @@ def test_cleanings_are_told_latest_first_with_bytes_before_and_after(log: KafkaL
 
 
 def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> None:
-    directory = engine_of(log).partition_directory("stock", 0)
+    directory = directory_log_of(log).partition_directory("stock", 0)
     (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 77)
     with locks.FileLock(directory / "kl-cleaner.lock").exclusive():
         one = next(row for row in shown(log)["partitions"] if row["topic"] == "stock")
@@ -143,7 +143,7 @@ def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> N
 
 
 def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog) -> None:
-    for path in engine_of(log).partition_directory("stock", 1).glob("*.log"):
+    for path in directory_log_of(log).partition_directory("stock", 1).glob("*.log"):
         path.unlink()
     found = shown(log)
     assert len(found["partitions"]) == 3
@@ -166,7 +166,9 @@ def test_the_root_is_listed_as_often_however_many_partitions_there_are(log: Kafk
         listed.clear()
         shown(log)
     assert (listed.count(str(log.root)), few > 0) == (few, True)
-    assert listed.count(str(engine_of(log).partition_directory("more", 0))) == 1  # for one plan
+    assert (
+        listed.count(str(directory_log_of(log).partition_directory("more", 0))) == 1
+    )  # for one plan
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ def asked_plainly(
 
 
 def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
         status, content = asked(served, "/")
         assert status == 200
         assert embedded(content)["status"] == shown(log)["status"]
@@ -320,7 +322,7 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
         found: dict[str, Any] = json.loads(content)
         return found
 
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
         last = page(partition=0)
         assert (last["start"], last["next"], last["endOffset"]) == (38, None, 63)
         first = page(partition=0, start=0)
@@ -340,7 +342,7 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
 
 
 def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
         for name in ("evil.example", f"evil.example:{served.port}", "127.0.0.1.evil.example"):
             status, content = asked(served, "/figures.json", Host=name)
             assert (status, b"stock" in content) == (403, False)
@@ -352,7 +354,7 @@ def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
 def test_who_has_not_the_token_of_the_printed_address_gets_nothing(
     path: str, method: str, log: KafkaLog
 ) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
         name, sign = f"kafkalog-{served.port}", "&" if "?" in path else "?"
         wrong = ["", "token=", "token=x", f"token={served.token[:-1]}", f"token={served.token}x"]
         for query in [*wrong, f"token={served.token}&token=x", "token=%ff"]:
@@ -369,8 +371,8 @@ def test_each_server_has_a_token_of_its_own_and_the_page_gives_it_to_the_browser
     log: KafkaLog,
 ) -> None:
     with (
-        serving(str(log.root), engine_of(log), 0, counts_dead=False) as one,
-        serving(str(log.root), engine_of(log), 0, counts_dead=False) as other,
+        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as one,
+        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as other,
     ):
         assert len(one.token) >= 20 and one.token != other.token
         assert asked_plainly(one, f"/?token={other.token}")[0] == 403
@@ -381,9 +383,9 @@ def test_each_server_has_a_token_of_its_own_and_the_page_gives_it_to_the_browser
 
 def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
     with (
-        serving(str(log.root), engine_of(log), 0, counts_dead=False) as served,
+        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served,
         pytest.raises(InvalidInputError, match=f"port {served.port} of 127.0.0.1: .*try another"),
-        serving(str(log.root), engine_of(log), served.port, counts_dead=False),
+        serving(str(log.root), directory_log_of(log), served.port, counts_dead=False),
     ):
         pass
 
@@ -397,7 +399,7 @@ def test_a_log_that_cannot_be_read_is_not_served(tmp_path: Path, kafkalog: Comma
 
 
 def test_the_server_counts_in_the_background(log: KafkaLog) -> None:
-    with serving(str(log.root), engine_of(log), 0, counts_dead=True) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_dead=True) as served:
         for _ in range(600):
             found = json.loads(asked(served, "/figures.json")[1])
             if all(

@@ -18,11 +18,11 @@ from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page as make_page
 from kafkalog.cli.picture.server import HOST, Served, serving
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.address import is_store_url
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 from tests.unit.storage_engine.store_log import new_object_log
@@ -71,9 +71,9 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
     contexts: list[Any] = []
     servers: list[AbstractContextManager[Served]] = []
 
-    def open_page(path: str = "", stored: LogEngine | None = None, **settings: Any) -> Any:
+    def open_page(path: str = "", stored: Log | None = None, **settings: Any) -> Any:
         if stored is None:
-            path, stored = str(log.root), engine_of(log)
+            path, stored = str(log.root), directory_log_of(log)
         server = serving(path, stored, 0, counts_dead=not is_store_url(path))
         served = server.__enter__()
         servers.append(server)
@@ -275,7 +275,7 @@ def test_it_follows_the_log_and_keeps_what_was_opened_and_focused(
 
 def test_a_cleaning_at_work_is_seen(opened: Open, log: KafkaLog) -> None:
     page = opened()
-    directory = engine_of(log).partition_directory("stock", 0)
+    directory = directory_log_of(log).partition_directory("stock", 0)
     (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 3000)
     with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
         busy = page.wait_for_selector('[data-partition="stock-0"] .busy')
@@ -320,7 +320,7 @@ def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
     opened: Open, log: KafkaLog
 ) -> None:
     mark_uncleanable(
-        engine_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+        directory_log_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
     )
     page = opened()
     assert page.locator("#totals").inner_text().startswith("4 partitions, ")
@@ -336,7 +336,7 @@ def test_a_fault_that_keeps_cleaners_away_and_another_policy_have_colours_of_the
     opened: Open, log: KafkaLog
 ) -> None:
     mark_uncleanable(
-        engine_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+        directory_log_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
     )
     page = opened()
     for partition, kinds in (
@@ -380,7 +380,7 @@ def test_what_is_selected_and_what_has_not_changed_stays_as_the_log_goes_on(
 
 
 def test_a_thousand_segments_fit_a_phone(browser: Any, log: KafkaLog) -> None:
-    found = figures(str(log.root), engine_of(log), Counts(), NOW_MS)
+    found = figures(str(log.root), directory_log_of(log), Counts(), NOW_MS)
     (one,) = [part for part in found["partitions"] if part["topic"] == "audit"]
     shown = one["segments"][0]
     one["segments"] = [{**shown, "baseOffset": place, "bytes": 1} for place in range(1000)]

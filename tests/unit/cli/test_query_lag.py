@@ -10,7 +10,7 @@ import pytest
 from kafkalog.datasource.checkpoint import read_checkpoint
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import at_times, joined
 from tests.unit.cli.conftest import Command
 from tests.unit.datasource.logs import append_to
@@ -99,7 +99,7 @@ def test_a_batch_that_runs_is_not_counted_as_read(
 def test_what_a_query_will_not_find_is_told(kafkalog: Command, log: Path, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     batch(checkpoint, 0, '{"gone":{"0":1},"t":{"0":12,"7":1},"u":{"0":1}}')
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         engine.alter_topic("u", {"cleanup.policy": "delete"})
         engine.delete_records("u", 0, 2)
 
@@ -119,7 +119,7 @@ def test_an_open_transaction_is_no_lag_of_a_committed_reader(
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
     batch(checkpoint, 0, '{"u":{"0":3}}')
-    with Engine(log) as engine:
+    with DirectoryLog(log) as engine:
         engine.append_raw("u", 0, joined([at_times(3, (1, 2), 5, transactional=True)]))
 
     (row,) = kafkalog("status", log, "--checkpoint", checkpoint, "--json").json[1:]

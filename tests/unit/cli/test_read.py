@@ -18,7 +18,7 @@ from kafkalog.cli.follow import follow
 from kafkalog.cli.terminal.time_text import epoch_ms
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.transactional_log import Log
@@ -234,7 +234,7 @@ def followed(
 ) -> list[list[object]]:
     """Follow a topic from its end; returns the values that came before each act, and at last."""
     numbers = tuple(log.offsets("t"))
-    changelog = Changelog(engine_of(log), "t", numbers, level, key)
+    changelog = Changelog(directory_log_of(log), "t", numbers, level, key)
     todo = list(acts)
     reports: list[list[object]] = [[]]
 
@@ -244,7 +244,7 @@ def followed(
         reports.append([])
         todo.pop(0)()
 
-    starts = changelog.ends(engine_of(log).state())
+    starts = changelog.ends(directory_log_of(log).state())
     with pytest.raises(Over):
         for batch in follow(changelog, starts, log.describe("t").topic_id, wait=wait, is_all=True):
             reports[-1] += batch["value"].to_pylist()

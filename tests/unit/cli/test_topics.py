@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from tests.builders.log_builder import LogBuilder
@@ -119,7 +119,7 @@ def test_status_tells_log_writers_and_partitions(kafkalog: Command, root: Path) 
     from kafkalog.storage_engine.metadata.writer import Writer
 
     append(kafkalog, root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         staged = LogBuilder(engine).stage(("k", "v"), in_memory=True)
         engine.commit([staged], writer=Writer("query", "t", 4), now_ms=4_000_000_000_000)
     kinds: dict[str, list[dict[str, object]]] = {}

@@ -16,8 +16,8 @@ import pytest
 import kafkalog as library
 from kafkalog.cli import VERBS
 from kafkalog.cli.topics import VERBS as TOPIC_VERBS
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder
@@ -65,7 +65,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         log.append("stock", [("apple", "4"), ("pear", None)])
         log.append("customers", [("4711", "ann"), ("4712", "bob"), ("4713", "eve")])
         staged = LogBuilder(log).to("stock").stage(("fig", "1"), in_memory=True)
-        engine_of(log).commit([staged], writer=Writer("nightly", "stock", 4))
+        directory_log_of(log).commit([staged], writer=Writer("nightly", "stock", 4))
     Path("changes.jsonl").write_text('{"key": "apple", "value": "5"}\n')
     Path("leaving.txt").write_text("4712\n")
     broker_directory(tmp_path / "kafka-logs")

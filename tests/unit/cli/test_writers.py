@@ -12,11 +12,11 @@ import pytest
 
 import kafkalog as library
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, locks
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
-from kafkalog.storage_engine.reading import pins
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
@@ -133,9 +133,11 @@ def test_status_tells_live_pins_and_whether_somebody_reads_by_them(
 
     now_ms = clock.now_ms()
     with library.open(root) as log:
-        number = engine_of(log).state().number
+        number = directory_log_of(log).state().number
         with contextlib.ExitStack() as held:
-            pin = pins.pin(root, pins.Action("app", "1"), engine_of(log).state, now_ms, held=held)
+            pin = pins.pin(
+                root, pins.Action("app", "1"), directory_log_of(log).state, now_ms, held=held
+            )
             assert pin is not None
             assert found() == [(number, True)]
             (row,) = rows(status(), "pin")

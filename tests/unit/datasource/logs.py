@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql.datasource import InputPartition
 
 from kafkalog.datasource.source import KafkaLogDataSource
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine import broker_root
 from tests.unit.storage_engine.broker_root import BrokerRoot
@@ -43,7 +43,7 @@ def numbered(count: int, start: int = 0) -> list[Pair]:
 def source(root: Path, **options: str) -> KafkaLogDataSource:
     """The source of topic `t`, unless the options select others; of a new log, if need be."""
     if isinstance(root, Path) and root.is_dir() and not any(root.iterdir()):
-        Engine(root).close()
+        DirectoryLog(root).close()
     strategy = {} if {"subscribePattern", "assign"} & options.keys() else {"subscribe": "t"}
     return KafkaLogDataSource(options={"path": str(root), **strategy, **options})
 

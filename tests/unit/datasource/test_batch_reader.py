@@ -13,7 +13,7 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.range_reader import OffsetRangePartition
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import at_times, joined
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, append_to, numbered, rows, source
@@ -261,7 +261,7 @@ def test_readers_and_their_ranges_are_sent_as_plain_data(tmp_path: Path) -> None
 
 def test_a_committed_read_never_reaches_into_an_open_transaction(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append_raw("t", 0, joined([at_times(1, (1, 2), 5, transactional=True), at_times(3)]))
     options = {"subscribe": "t", "endingOffsets": '{"t": {"0": 4}}'}
 

@@ -10,7 +10,7 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import DataLossError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.unit.datasource.logs import append, append_to, numbered, rows, source
 from tests.unit.datasource.streaming_query import StreamingQuery
 from tests.unit.storage_engine import broker_root
@@ -24,7 +24,7 @@ def query(root: Path, **options: str) -> StreamingQuery:
 
 
 def age_out(root: Path, topic: str, before: int) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.alter_topic(topic, {"cleanup.policy": "delete"})
         engine.delete_records(topic, 0, before)
 
@@ -177,13 +177,13 @@ def test_records_and_topics_that_vanish_at_random_never_stop_a_query_that_accept
     read: list[bytes] = []
     for step in range(40):
         deed, name = dice.random(), dice.choice(names)
-        with Engine(tmp_path) as engine:
+        with DirectoryLog(tmp_path) as engine:
             known = engine.topics()
         if deed < 0.1 and name in known:
-            with Engine(tmp_path) as engine:
+            with DirectoryLog(tmp_path) as engine:
                 engine.delete_topic(name)
         elif deed < 0.3 and name in known:
-            with Engine(tmp_path) as engine:
+            with DirectoryLog(tmp_path) as engine:
                 start, end = engine.offsets(name)[0]
             age_out(tmp_path, name, dice.randint(start, end))
         elif deed < 0.7:

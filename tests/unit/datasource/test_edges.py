@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kafkalog.datasource.columns import spark_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import (
@@ -49,7 +49,7 @@ def never_written(root: Path) -> int:
 
 def records_deleted(root: Path) -> int:
     append(root, "t", numbered(5))
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.delete_records("t", 0, 5)
     return 5
 
@@ -94,7 +94,7 @@ def test_a_topic_without_records_reads_as_nothing_until_one_comes(
 
 
 def test_data_of_aborted_transactions_alone_is_nothing_to_a_committed_read(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         aborted = at_times(0, (1, 2, 3), 7, transactional=True)
         engine.append_raw("t", 0, joined([aborted, marker(3, ABORT, 7)]), now_ms=0)
@@ -107,7 +107,7 @@ def test_data_of_aborted_transactions_alone_is_nothing_to_a_committed_read(tmp_p
 
 
 def test_an_open_transaction_is_waited_for(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         opened = at_times(0, (1, 2), 7, transactional=True)
         engine.append_raw("t", 0, joined([opened, at_times(2, (3,))]), now_ms=0)
@@ -121,7 +121,7 @@ def test_an_open_transaction_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_log_without_topics_is_nothing_to_a_pattern(tmp_path: Path) -> None:
-    with Engine(tmp_path):
+    with DirectoryLog(tmp_path):
         pass
     options = {"subscribePattern": "t.*"}
 
@@ -243,7 +243,7 @@ def test_a_thousand_partitions_are_read_in_batch(many: Path) -> None:
 
 def test_offsets_may_be_as_large_as_they_are(tmp_path: Path) -> None:
     first = (1 << 62) + 1
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         engine.append_raw("t", 0, joined([at_times(first, (1, 2, 3))]), now_ms=0)
     query = StreamingQuery(tmp_path, {**EARLIEST, "minPartitions": "2"})
@@ -335,7 +335,7 @@ def test_several_queries_with_restarts_each_see_every_record_once(
 def grow(root: Path, chance: random.Random) -> None:
     """Append to a topic, which may be a new one."""
     topic = f"t{chance.choice((0, 0, 0, 1, 2))}"
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic(topic, 3, exist_ok=True)
         count = len(engine.offsets(topic))
     counts = {number: chance.randrange(4) for number in range(count)}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import COMMIT, at_times, joined, marker
 from tests.unit.datasource.logs import append, append_to, numbered
 from tests.unit.datasource.streaming_query import Row, StreamingQuery
@@ -29,7 +29,7 @@ def places(batch: list[Row]) -> list[tuple[str, int]]:
 
 
 def delete(root: Path, topic: str) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.delete_topic(topic)
 
 
@@ -49,7 +49,7 @@ def test_a_checkpoint_that_is_within_an_open_transaction_is_gone_on_from(
     tmp_path: Path, fail: str
 ) -> None:
     opened = at_times(3, (1, 2), 7, transactional=True)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         engine.append_raw("t", 0, joined([at_times(0, (1, 2, 3)), opened, at_times(5, (3,))]))
     streaming = StreamingQuery(tmp_path, {"failOnDataLoss": fail})
@@ -57,7 +57,7 @@ def test_a_checkpoint_that_is_within_an_open_transaction_is_gone_on_from(
     streaming.planned, streaming.committed = ['{"t":{"0":6}}'], 1
 
     assert streaming.drain() == []
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append_raw("t", 0, joined([marker(6, COMMIT, 7), at_times(7, (4,))]))
 
     assert [row["offset"] for row in streaming.drain()] == [7]
@@ -101,7 +101,7 @@ def test_a_first_batch_that_retention_took_whole_is_data_loss(
     append(tmp_path, "t", numbered(5))
     streaming = StreamingQuery(tmp_path, dict(SINCE))
     streaming.plan()
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.delete_records("t", 0, 5)
     append(tmp_path, "t", numbered(newer))
     streaming.start()

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader
 
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.records.murmur2 import partition_of
 from tests.unit.datasource.logs import rows, source
 
@@ -24,7 +24,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Topics t and u of three partitions each: keys anywhere, tombstones, records without a key."""
     root = tmp_path_factory.mktemp("log")
     chance = random.Random(5)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         for topic in ("t", "u"):
             engine.create_topic(topic, 3, {"segment.bytes": "4096", "cleanup.policy": "delete"})
             for commit in range(30):
@@ -126,12 +126,12 @@ def first_batch(log: Path, **options: str) -> list[dict[str, Any]]:
 
 def test_a_plan_still_sees_what_comes_later(tmp_path: Path) -> None:
     data_source = source(tmp_path, keys='["a"]', partitioner="murmur2")
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 3)
     reader = data_source.reader(data_source.schema())
     plan = reader.partitions()
 
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append("t", [(b"%c" % letter, b"") for letter in b"abcdefga"], now_ms=2000)
 
     assert [row["key"] for row in rows(reader, plan)] == [b"a", b"a"]

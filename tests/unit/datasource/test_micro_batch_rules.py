@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import DataLossError, InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import ABORT, COMMIT, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, append_to, numbered, source
@@ -29,7 +29,7 @@ def counts(batch: list[Row] | None) -> dict[int, int]:
 
 
 def delete(root: Path, topic: str) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.delete_topic(topic)
 
 
@@ -331,7 +331,7 @@ def test_a_committed_stream_passes_over_offsets_without_records(tmp_path: Path) 
         batches.append([row["offset"] for row in batch])
 
     assert batches == [[0, 1], [], [6, 7]]
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append_raw("t", 0, joined([marker(10, COMMIT, 9)]))
     assert [row["offset"] for row in streaming.drain()] == [9]
 

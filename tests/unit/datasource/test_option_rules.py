@@ -15,13 +15,13 @@ from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 from tests.unit.datasource.logs import append_to, source
 
 
 def log(root: Path) -> str:
-    Engine(root).close()
+    DirectoryLog(root).close()
     return str(root)
 
 
@@ -47,7 +47,7 @@ def stream(root: Path, options: dict[str, str]) -> KafkaLogStreamReader:
 
 
 def test_a_read_parses_its_options_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Engine(tmp_path).create_topic("t")
+    DirectoryLog(tmp_path).create_topic("t")
     parse, parsed = SourceOptions.parse, []
     monkeypatch.setattr(SourceOptions, "parse", lambda given: parsed.append(given) or parse(given))
     batch(tmp_path, {"subscribe": "t"})

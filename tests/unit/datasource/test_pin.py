@@ -20,12 +20,12 @@ from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.pin import driver_name
 from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import directory_snapshot
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
-from kafkalog.storage_engine.reading import directory_snapshot
-from kafkalog.storage_engine.reading.pins import LivePins
 from tests.builders.batch_builder import at_times, joined
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, numbered, rows, source
@@ -55,7 +55,7 @@ def pins(root: Path) -> list[str]:
     return [name for name in os.listdir(root) if name.startswith(layout.PIN)]
 
 
-def limit(engine: Engine, topic: str = "t") -> int:
+def limit(engine: DirectoryLog, topic: str = "t") -> int:
     held = LivePins(engine.root, clock.now_ms())
     return held.limit(topic, engine.describe(topic).topic_id, 0)
 
@@ -83,13 +83,13 @@ def test_tasks_of_one_action_see_one_moment_and_the_next_action_a_new_one(
 
 def test_different_reads_of_one_action_share_its_moment(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(2))
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("u", 1)
         engine.append("u", [("a", "0")])
     one, other = planned(tmp_path), planned(tmp_path, subscribe="u", **LATEST)
     with task("1"):
         assert len(rows(*one)) == 2
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append("u", [("a", "1")])
 
     with task("1"):
@@ -141,7 +141,7 @@ def test_outside_of_a_task_and_with_a_fixed_end_nothing_is_pinned(tmp_path: Path
 
 def test_the_isolation_level_chooses_the_end_of_the_moment(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append_raw("t", 0, joined([at_times(1, (1, 2), 5, transactional=True)]))
     committed = planned(tmp_path)
     dirty = planned(tmp_path, **{"kafka.isolation.level": "read_uncommitted"})
@@ -161,7 +161,7 @@ def test_a_pinned_view_is_there_while_the_cleaner_runs(tmp_path: Path) -> None:
     with task("1"):
         reading = snapshot[0].read(snapshot[1][0])
         next(reading)
-        with Engine(tmp_path) as engine:
+        with DirectoryLog(tmp_path) as engine:
             clean(engine, "t", force=True, now_ms=clock.now_ms())
         assert rows(*snapshot) == first
         reading.close()
@@ -175,7 +175,7 @@ def test_a_cleaner_that_takes_its_word_back_is_waited_for(tmp_path: Path) -> Non
     compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
 
     def announce(offset: int) -> None:
-        with Engine(tmp_path) as engine, engine.transaction() as transaction:
+        with DirectoryLog(tmp_path) as engine, engine.transaction() as transaction:
             transaction.change_partition("t", 0, cleaning_offset=offset)
             transaction.publish(1_700_000_000_000)
 
@@ -221,7 +221,7 @@ def test_a_lease_is_renewed_while_a_task_reads(
 
 def test_a_task_that_may_not_open_the_pin_of_another_user_reads_on(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old")])
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         with contextlib.ExitStack() as held:
             path = pin.pin_ends(engine, {TopicPartition("t", 0): 2}, held)
         assert path is not None
@@ -251,7 +251,7 @@ def test_an_end_that_a_cleaner_has_passed_is_not_pinned(tmp_path: Path) -> None:
     compacted(tmp_path, [(b"a", b"old"), (b"b", b"old"), (b"a", b"new"), (b"b", b"new")])
     append(tmp_path, "u", numbered(3))
     ends = {TopicPartition("t", 0): 2, TopicPartition("u", 0): 1}
-    with Engine(tmp_path) as engine, contextlib.ExitStack() as held:
+    with DirectoryLog(tmp_path) as engine, contextlib.ExitStack() as held:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
         assert pin.pin_ends(engine, {TopicPartition("t", 0): 2}, held) is None
         assert pins(tmp_path) == []
@@ -267,7 +267,7 @@ def test_a_task_whose_moment_a_forced_cleaning_passed_is_told_both_offsets(
     with task("1"):
         rows(*snapshot)
     compacted(tmp_path, [(b"a", b"new"), (b"b", b"new")])
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
     monkeypatch.setattr(range_reader, "_CLEANER_WAIT_S", 0.1)
 
@@ -281,7 +281,7 @@ PAIRS: list[tuple[bytes, bytes | None]] = [(b"a", b"1"), (b"b", b"1"), (b"a", b"
 
 
 def cleaned(root: Path, now_ms: int = 1_700_000_000_000, *, force: bool = True) -> int:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         clean(engine, "t", force=force, now_ms=now_ms)
         return engine.describe("t").partitions[0].cleaned_to
 
@@ -382,14 +382,14 @@ def test_a_read_that_was_planned_after_the_moment_ends_with_it(tmp_path: Path) -
 def test_a_changelog_whose_beginning_was_deleted_meanwhile_is_a_loss(
     tmp_path: Path, options: dict[str, str]
 ) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
         engine.append("t", [("a", "0"), ("b", "0")])
     strict = planned(tmp_path, **options)
     lenient = planned(tmp_path, failOnDataLoss="false", **options)
     with task("1"):
         assert len(rows(*strict)) == 2
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.delete_records("t", 0, 1)
 
     with task("1"):
@@ -418,7 +418,7 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
     now_ms = clock.now_ms()
     compacted(tmp_path, PAIRS)
     reader, partitions = planned(tmp_path)
-    with Engine(tmp_path) as engine, task("1"):
+    with DirectoryLog(tmp_path) as engine, task("1"):
         reading = reader.read(partitions[0])
         next(reading)
         assert clean(engine, "t", now_ms=now_ms) == []
@@ -441,7 +441,7 @@ def pinned_views(
     root: Path,
 ) -> tuple[tuple[KafkaLogBatchReader, Any], tuple[KafkaLogBatchReader, Any]]:
     """Two views of a and b that action 1 has pinned; the second one accepts data loss."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "compact,delete"})
         engine.append("t", [("a", "0"), ("b", "0")])
     strict = planned(root, **LATEST)
@@ -453,7 +453,7 @@ def pinned_views(
 
 def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) -> None:
     strict, lenient = pinned_views(tmp_path)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.delete_records("t", 0, 1)
 
     with task("1"):
@@ -466,7 +466,7 @@ def test_a_view_whose_beginning_was_deleted_meanwhile_is_a_loss(tmp_path: Path) 
 
 def test_a_pinned_view_below_the_log_start_is_a_loss(tmp_path: Path) -> None:
     strict, lenient = pinned_views(tmp_path)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.append("t", [("a", "1"), ("b", "1")])
         engine.delete_records("t", 0, 3)
 
@@ -483,7 +483,7 @@ def test_a_topic_created_anew_is_not_the_one_of_the_moment(tmp_path: Path) -> No
     reader, partitions = planned(tmp_path)
     with task("1"):
         rows(reader, partitions)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.delete_topic("t")
     append(tmp_path, "t", numbered(1))
 

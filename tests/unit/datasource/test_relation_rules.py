@@ -14,7 +14,7 @@ import pytest
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.errors import InvalidInputError
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, marker
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import rows, source
@@ -99,7 +99,7 @@ def test_a_given_end_stays_while_a_latest_one_moves(three: Path) -> None:
 def test_headers_come_with_their_record_and_their_double_names(tmp_path: Path) -> None:
     pairs = [None, [("a", b"b"), ("c", b"d")], [("e", b"f"), ("e", b"g")]]
     headers = [None if p is None else [{"key": k, "value": v} for k, v in p] for p in pairs]
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 3, {"cleanup.policy": "delete"})
         engine.append(
             "t",
@@ -206,7 +206,7 @@ def test_an_open_start_is_bound_at_every_read(three: Path, options: dict[str, st
     planned = found.partitions()
     assert values(found, planned) == list(range(21))
 
-    with Engine(three) as engine:
+    with DirectoryLog(three) as engine:
         for partition in range(3):
             engine.delete_records("t", partition, -1)
     send(three, range(30, 40), 0)

@@ -8,14 +8,14 @@ from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.resolve import ending_offsets, offsets_for_times, starting_offsets
 from kafkalog.errors import InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 
 T = [TopicPartition("t", number) for number in range(3)]
 
 
-def written(root: Path, times: dict[int, list[int]]) -> Engine:
+def written(root: Path, times: dict[int, list[int]]) -> DirectoryLog:
     """A log of topic `t`, and the times of the records of its partitions."""
     log = LogBuilder(root, now_ms=5_000).topic("t", 3, policy="delete")
     for partition, of_partition in times.items():
@@ -25,7 +25,7 @@ def written(root: Path, times: dict[int, list[int]]) -> Engine:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> DirectoryLog:
     return written(tmp_path, {0: [1_000, 2_000, 2_000, 3_000], 1: [1_000, 4_000, 2_000], 2: []})
 
 
@@ -49,14 +49,14 @@ def options(**given: str) -> SourceOptions:
     ],
 )
 def test_a_time_stands_for_the_first_record_that_is_as_young(
-    engine: Engine, time: int, expected: list[int | None]
+    engine: DirectoryLog, time: int, expected: list[int | None]
 ) -> None:
     found = offsets_for_times(engine, dict.fromkeys(T, time), isolation_level="read_committed")
 
     assert found == dict(zip(T, expected, strict=True))
 
 
-def test_records_below_the_log_start_are_not_found(engine: Engine) -> None:
+def test_records_below_the_log_start_are_not_found(engine: DirectoryLog) -> None:
     engine.delete_records("t", 0, 2, now_ms=5_000)
 
     found = offsets_for_times(engine, {T[0]: 1_000}, isolation_level="read_committed")
@@ -65,7 +65,7 @@ def test_records_below_the_log_start_are_not_found(engine: Engine) -> None:
 
 
 def test_a_record_of_an_open_transaction_is_found_by_who_sees_it_alone(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     batches = [
         at_times(0, (1_000, 1_000)),
@@ -87,7 +87,7 @@ def test_a_record_of_an_open_transaction_is_found_by_who_sees_it_alone(tmp_path:
 def test_an_end_that_no_record_matches_is_the_latest_of_the_isolation_level(
     tmp_path: Path, level: str, end: int
 ) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     opened = at_times(1, (2_000, 2_000), producer_id=7, transactional=True)
     engine.append_raw("t", 0, joined([at_times(0, (1_000,)), opened]), now_ms=5_000)
@@ -96,13 +96,13 @@ def test_an_end_that_no_record_matches_is_the_latest_of_the_isolation_level(
     assert ending_offsets(engine, given, T[:1]) == {T[0]: end}
 
 
-def test_a_topic_that_is_gone_is_an_error(engine: Engine) -> None:
+def test_a_topic_that_is_gone_is_an_error(engine: DirectoryLog) -> None:
     gone = {TopicPartition("x", 0): 1}
     with pytest.raises(UnknownTopicError, match="'x' does not exist"):
         offsets_for_times(engine, gone, isolation_level="read_committed")
 
 
-def test_a_start_that_no_record_matches_is_an_error_that_says_where(engine: Engine) -> None:
+def test_a_start_that_no_record_matches_is_an_error_that_says_where(engine: DirectoryLog) -> None:
     for given in (
         {"startingTimestamp": "2500"},
         {"startingOffsetsByTimestamp": '{"t":{"0":1,"1":1,"2":2500}}'},
@@ -115,7 +115,7 @@ def test_a_start_that_no_record_matches_is_an_error_that_says_where(engine: Engi
             starting_offsets(engine, options(**given), T)
 
 
-def test_a_start_that_no_record_matches_is_the_latest_where_asked(engine: Engine) -> None:
+def test_a_start_that_no_record_matches_is_the_latest_where_asked(engine: DirectoryLog) -> None:
     given = options(startingTimestamp="2500", startingOffsetsByTimestampStrategy="latest")
 
     found = starting_offsets(engine, given, T)
@@ -123,7 +123,7 @@ def test_a_start_that_no_record_matches_is_the_latest_where_asked(engine: Engine
     assert found == {T[0]: 3, T[1]: 1, T[2]: LATEST}
 
 
-def test_an_end_that_no_record_matches_is_the_latest(engine: Engine) -> None:
+def test_an_end_that_no_record_matches_is_the_latest(engine: DirectoryLog) -> None:
     by_time = options(endingOffsetsByTimestamp='{"t":{"0":2000,"1":9000,"2":1}}')
 
     assert ending_offsets(engine, options(endingTimestamp="2500"), T) == {
@@ -135,13 +135,13 @@ def test_an_end_that_no_record_matches_is_the_latest(engine: Engine) -> None:
 
 
 def test_without_an_option_a_start_is_the_earliest_and_an_end_is_the_latest(
-    engine: Engine,
+    engine: DirectoryLog,
 ) -> None:
     assert starting_offsets(engine, options(), T) == dict.fromkeys(T, EARLIEST)
     assert ending_offsets(engine, options(), T) == dict.fromkeys(T, LATEST)
 
 
-def test_offsets_stay_as_they_were_given(engine: Engine) -> None:
+def test_offsets_stay_as_they_were_given(engine: DirectoryLog) -> None:
     given = options(
         startingOffsets='{"t":{"0":-2,"1":1,"2":-1}}', endingOffsets='{"t":{"0":-1,"1":99,"2":-1}}'
     )

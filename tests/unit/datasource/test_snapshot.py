@@ -18,7 +18,7 @@ from kafkalog.datasource.offsets import Offsets
 from kafkalog.datasource.range_reader import SnapshotPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
 from tests.builders.log_builder import LogBuilder
@@ -84,7 +84,7 @@ def test_a_streams_view_has_a_deletion_as_long_as_it_is_in_the_log(tmp_path: Pat
     assert {row["value"] for row in chosen} == {b"0", None}
 
     later_ms = clock.now_ms() + 7 * 86_400_000
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         for now_ms in (later_ms, 2 * later_ms):
             clean(engine, "t", force=True, now_ms=now_ms)
     assert table(rows(*planned(stream(tmp_path)))) == {b"a": b"0", b"b": b"0"}
@@ -139,7 +139,7 @@ def test_the_view_of_the_first_batch_is_kept_from_the_cleaner(tmp_path: Path) ->
     end = reader.latestOffset(start, ALL)
     planned = reader.partitions(start, end)
     append(tmp_path, {b"a": b"1", b"b": b"1"})
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         clean(engine, "t", now_ms=clock.now_ms())
         assert engine.describe("t").partitions[0].cleaned_to <= 3
 
@@ -155,7 +155,7 @@ def test_a_first_batch_repeated_after_a_cleaning_makes_the_same_table(tmp_path: 
     reader.partitions(start, end)
     reader.stop()
     append(tmp_path, {b"a": b"1", b"b": None, b"d": b"0"})
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
 
     again = stream(tmp_path)
@@ -173,7 +173,7 @@ def cleaned_beyond(root: Path) -> None:
     """Write newer records of two keys, and clean by force."""
     append(root, {b"a": b"1", b"b": b"1"})
     append(root, {b"z": b"0"})
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         clean(engine, "t", force=True, now_ms=clock.now_ms())
 
 
@@ -189,7 +189,7 @@ def test_no_cleaning_takes_a_record_of_the_view_once_its_end_is_chosen(tmp_path:
 
     reader.latestOffset(end, ALL)
     cleaned_beyond(tmp_path)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         assert engine.describe("t").partitions[0].cleaned_to > 3
 
 
@@ -199,7 +199,7 @@ def test_an_end_that_a_cleaner_passes_before_it_is_pinned_is_chosen_anew(
     append(tmp_path, OLD)
     pin_ends, ends = snapshot.pin_ends, []
 
-    def pinned(engine: Engine, wanted: Offsets, held: contextlib.ExitStack) -> Path | None:
+    def pinned(engine: DirectoryLog, wanted: Offsets, held: contextlib.ExitStack) -> Path | None:
         if not ends:
             cleaned_beyond(tmp_path)
         ends.append(*wanted.values())
@@ -232,7 +232,7 @@ def test_a_view_below_the_log_start_is_a_loss(tmp_path: Path) -> None:
     append(tmp_path, OLD)
     strict, lenient = planned(stream(tmp_path)), planned(stream(tmp_path, failOnDataLoss="false"))
     append(tmp_path, {b"a": b"1", b"b": b"1", b"c": b"1"})
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.alter_topic("t", {"cleanup.policy": "compact,delete"})
         engine.delete_records("t", 0, 5)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.partition_directory import create_partition
 from tests.builders.log_builder import LogBuilder
@@ -50,7 +50,7 @@ def values(streaming: StreamingQuery) -> list[int]:
 
 def set_partitions(root: Path, topic: str, count: int) -> None:
     """Give a topic more partitions, as Kafka's tools can."""
-    with Engine(root) as engine, engine.transaction() as transaction:
+    with DirectoryLog(root) as engine, engine.transaction() as transaction:
         known = transaction.topic(topic)
         for number in range(len(known.partitions), count):
             create_partition(root / layout.partition_directory(topic, number), known.topic_id)
@@ -186,7 +186,7 @@ def test_a_start_by_time_is_the_same_after_a_crash_in_the_first_batch(tmp_path: 
     streaming = query(tmp_path, "true", options)
     assert streaming.plan()  # and the process dies
     add(tmp_path, range(10, 15), time=TIME + 60)
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("other")
 
     streaming.start()
@@ -269,7 +269,7 @@ def test_any_order_of_deeds_loses_and_repeats_nothing(tmp_path: Path, seed: int)
     """Spark's KafkaSourceStressSuite, smaller: topics come and go, partitions and records come."""
     dice = random.Random(seed)
     topics: dict[str, int] = {"stress1": 2, "stress5": 2}
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         for topic, partitions in topics.items():
             engine.create_topic(topic, partitions)
     streaming = query(
@@ -289,13 +289,13 @@ def test_any_order_of_deeds_loses_and_repeats_nothing(tmp_path: Path, seed: int)
         if deed < 0.1:
             name = f"stress{len(topics) + step + 10}"
             topics[name] = dice.randint(1, 3)
-            with Engine(tmp_path) as engine:
+            with DirectoryLog(tmp_path) as engine:
                 engine.create_topic(name, topics[name])
         elif deed < 0.2 and len(topics) > 1:
             read += [row["value"] for row in streaming.drain()]
             name = dice.choice(sorted(topics))
             del topics[name]
-            with Engine(tmp_path) as engine:
+            with DirectoryLog(tmp_path) as engine:
                 engine.delete_topic(name)
         elif deed < 0.3:
             name = dice.choice(sorted(topics))
@@ -305,7 +305,7 @@ def test_any_order_of_deeds_loses_and_repeats_nothing(tmp_path: Path, seed: int)
             name = dice.choice(sorted(topics))
             records = [f"{step}-{n}".encode() for n in range(dice.randint(0, 20))]
             wanted += records
-            with Engine(tmp_path) as engine:
+            with DirectoryLog(tmp_path) as engine:
                 engine.append(name, [(record, record) for record in records], now_ms=TIME)
         elif deed < 0.9:
             streaming.start()

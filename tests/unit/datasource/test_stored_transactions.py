@@ -23,7 +23,7 @@ from kafkalog.errors import KafkaLogError, MomentPassedError, StorageError
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import StoreChange, StoreState
@@ -42,8 +42,8 @@ def nothing_known() -> None:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(tmp_path / "source") as log:
+def log(tmp_path: Path) -> Iterator[DirectoryLog]:
+    with DirectoryLog(tmp_path / "source") as log:
         log.create_topic("t", 1, {**CONFIG, "cleanup.policy": "compact,delete"}, now_ms=NOW_MS)
         yield log
 
@@ -62,14 +62,14 @@ def of_7(offset: int, sequence: int) -> BuiltBatch:
     return batch(offset, 1, producer=(7, 0, sequence), transactional=True)
 
 
-def append(log: Engine, *batches: BuiltBatch) -> None:
+def append(log: DirectoryLog, *batches: BuiltBatch) -> None:
     """Append batches, each as a segment of its own."""
     log.alter_topic("t", {"segment.bytes": "14"})
     for each in batches:
         log.append_raw("t", 0, each.data, now_ms=NOW_MS)
 
 
-def aborted(log: Engine, count: int = 12) -> None:
+def aborted(log: DirectoryLog, count: int = 12) -> None:
     """Append an aborted transaction of `count` segments, its marker, and a batch."""
     data = [of_7(place, place) for place in range(count)]
     append(log, *data, marker(count, ABORT, 7), plain(count + 1))
@@ -93,7 +93,7 @@ OPTIONS: list[dict[str, str]] = [
 @pytest.mark.parametrize("later", [0, 1, 8])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_read_of_any_range_gives_the_records_of_a_directory(
-    log: Engine, store: ObjectLog, seed: int, later: int, monkeypatch: pytest.MonkeyPatch
+    log: DirectoryLog, store: ObjectLog, seed: int, later: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(stored_partition, "LATER", later)
@@ -120,7 +120,7 @@ def test_a_read_of_any_range_gives_the_records_of_a_directory(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_stream_with_small_micro_batches_gives_the_records_of_a_directory(
-    log: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+    log: DirectoryLog, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_partition, "LATER", seed)
     fill(log, RandomBatches(random.Random(seed)), 25, NOW_MS)
@@ -141,7 +141,7 @@ def offsets(found: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def test_a_task_has_some_segments_after_its_range_if_it_reads_committed_records(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     aborted(log)
     copy(log, store, now_ms=NOW_MS)
@@ -157,7 +157,7 @@ def test_a_task_has_some_segments_after_its_range_if_it_reads_committed_records(
 
 
 def test_a_marker_beyond_the_plan_is_found_in_the_log_as_it_is_now(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     aborted(log)
     copy(log, store, now_ms=NOW_MS)
@@ -169,7 +169,7 @@ def test_a_marker_beyond_the_plan_is_found_in_the_log_as_it_is_now(
 
 
 def test_a_marker_beyond_the_plan_of_a_log_that_was_cleaned_since_is_of_a_passed_moment(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     aborted(log)
     copy(log, store, now_ms=NOW_MS)
@@ -181,7 +181,7 @@ def test_a_marker_beyond_the_plan_of_a_log_that_was_cleaned_since_is_of_a_passed
 
 
 def test_a_task_that_looks_further_for_a_marker_leaves_its_other_partitions_as_planned(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     aborted(log)
     log.alter_topic("t", partitions=2, keys_may_move=True)
@@ -193,7 +193,9 @@ def test_a_task_that_looks_further_for_a_marker_leaves_its_other_partitions_as_p
     assert [(row["partition"], row["offset"]) for row in rows(reader, [task])] == [(1, 0), (1, 1)]
 
 
-def test_a_log_whose_end_is_not_there_is_named_as_damaged(log: Engine, store: ObjectLog) -> None:
+def test_a_log_whose_end_is_not_there_is_named_as_damaged(
+    log: DirectoryLog, store: ObjectLog
+) -> None:
     aborted(log)
     copy(log, store, now_ms=NOW_MS)
 
@@ -212,7 +214,7 @@ def test_a_log_whose_end_is_not_there_is_named_as_damaged(log: Engine, store: Ob
 
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_a_marker_that_cannot_be_read_is_an_error(
-    log: Engine, store: ObjectLog, damage: str
+    log: DirectoryLog, store: ObjectLog, damage: str
 ) -> None:
     aborted(log, 3)
     copy(log, store, now_ms=NOW_MS)
@@ -233,7 +235,7 @@ def test_a_marker_that_cannot_be_read_is_an_error(
 
 
 def test_a_segment_whose_list_of_gaps_cannot_be_read_hides_no_marker(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     append(log, of_7(0, 0))
     log.alter_topic("t", {"segment.bytes": "10000"})
@@ -250,7 +252,7 @@ def test_a_segment_whose_list_of_gaps_cannot_be_read_hides_no_marker(
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("kind", ["directory", "store"])
 def test_many_keys_at_once_get_their_latest_committed_records(
-    log: Engine, store: ObjectLog, kind: str, seed: int
+    log: DirectoryLog, store: ObjectLog, kind: str, seed: int
 ) -> None:
     draw = random.Random(seed)
     log.alter_topic("t", {"segment.bytes": str(draw.choice([3000, 30_000]))})
@@ -274,7 +276,9 @@ def test_many_keys_at_once_get_their_latest_committed_records(
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_verify_finds_nothing_in_a_sound_copy(log: Engine, store: ObjectLog, seed: int) -> None:
+def test_verify_finds_nothing_in_a_sound_copy(
+    log: DirectoryLog, store: ObjectLog, seed: int
+) -> None:
     draw = random.Random(seed)
     written = RandomBatches(draw)
     for _ in range(2):
@@ -286,7 +290,7 @@ def test_verify_finds_nothing_in_a_sound_copy(log: Engine, store: ObjectLog, see
 
 
 def test_verify_finds_a_base_offset_that_was_changed_within_a_gap(
-    log: Engine, store: ObjectLog
+    log: DirectoryLog, store: ObjectLog
 ) -> None:
     for each in plain(0), plain(5), plain(6):
         log.append_raw("t", 0, each.data, now_ms=NOW_MS)

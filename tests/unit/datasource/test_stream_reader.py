@@ -12,7 +12,7 @@ from kafkalog.datasource.micro_batch import check_available_now
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 from kafkalog.errors import DataLossError, InvalidInputError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.unit.datasource.logs import append, append_to, numbered, rows, source
 
 ALL = ReadAllAvailable()
@@ -263,7 +263,7 @@ def test_a_reader_in_use_is_sent_as_plain_data(tmp_path: Path) -> None:
 def test_an_end_is_one_point_of_the_journal(tmp_path: Path) -> None:
     append_to(tmp_path, "t", {0: 1, 1: 1})
     reader = stream(tmp_path, startingOffsets="earliest")
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         before = reader.latestOffset(reader.initialOffset(), ALL)
         state = engine.state()
 

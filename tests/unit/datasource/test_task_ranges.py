@@ -6,7 +6,7 @@ import pytest
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.task_ranges import SPLIT_BYTES, split_by_bytes
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 PLACE = TopicPartition("t", 0)
 SIZE = 100
@@ -17,7 +17,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A partition of 10,000 records of 100 bytes, in segments of about 64 KiB."""
     root = tmp_path_factory.mktemp("log")
     config = {"segment.bytes": "65536", "index.interval.bytes": "1024", "cleanup.policy": "delete"}
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("t", 1, config)
         values = pa.array([bytes(SIZE)] * 10_000, pa.binary())
         for start in range(0, 10_000, 500):
@@ -26,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def split(root: Path, start: int, end: int, max_bytes: int = SPLIT_BYTES) -> list[OffsetRange]:
-    with Engine(root, read_only=True) as engine:
+    with DirectoryLog(root, read_only=True) as engine:
         return split_by_bytes(engine, OffsetRange(PLACE, start, end), max_bytes)
 
 
@@ -36,7 +36,7 @@ def joined(pieces: list[OffsetRange]) -> list[int]:
 
 def size_of(root: Path, piece: OffsetRange) -> int:
     """The bytes of all batches that a piece looks into."""
-    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         chunks = snapshot.chunks(piece.start, piece.end)
         return sum(int(chunk.table.sizes.sum()) for chunk in chunks)
 
@@ -61,7 +61,7 @@ def test_pieces_have_about_equal_bytes_and_hold_every_offset_once(
 
 
 def test_cuts_lie_between_batches(built: Path) -> None:
-    with Engine(built, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(built, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         bases = {
             int(base) for chunk in snapshot.chunks(0, 10_000) for base in chunk.table.base_offsets
         }
@@ -72,7 +72,7 @@ def test_cuts_lie_between_batches(built: Path) -> None:
 @pytest.mark.parametrize("damage", ["missing", "garbage", "empty"])
 def test_a_damaged_index_moves_cuts_and_loses_nothing(tmp_path: Path, damage: str) -> None:
     config = {"index.interval.bytes": "1024", "cleanup.policy": "delete"}
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1, config)
         values = pa.array([bytes(SIZE)] * 5_000, pa.binary())
         engine.append("t", pa.table({"value": values}), batch_size=2048)
@@ -102,5 +102,5 @@ def test_a_range_beyond_the_log_keeps_its_end(built: Path) -> None:
 def test_of_a_topic_that_is_gone_the_task_tells(tmp_path: Path) -> None:
     range_ = OffsetRange(PLACE, 0, 9)
 
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         assert split_by_bytes(engine, range_) == [range_]

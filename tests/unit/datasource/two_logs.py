@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.datasource.logs import NOW_MS
@@ -25,7 +25,7 @@ class TwoLogs:
         self.url = url or f"memory://{secrets.token_hex(8)}/log"
         self.options = options
         """The options `store.*` of the URL."""
-        self.logs: Sequence[LogEngine] = (
+        self.logs: Sequence[Log] = (
             open_engine(self.directory),
             open_engine(self.url, options=options),
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import kafkalog
 from examples import compaction
 from kafkalog.cleaner.dedup.census import census
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 
 NOW_MS = 1_700_000_000_000
@@ -18,7 +18,7 @@ def test_each_step_leaves_what_the_guide_says_and_has_its_picture(tmp_path: Path
     found = {}
     with kafkalog.open(tmp_path) as log:
         for step in compaction.steps(log, NOW_MS):
-            with engine_of(log).snapshot(compaction.TOPIC, 0, whole=True) as snapshot:
+            with directory_log_of(log).snapshot(compaction.TOPIC, 0, whole=True) as snapshot:
                 counts = census(snapshot, budget_bytes=1 << 20)
             found[step] = (
                 len([one for one in counts if one.records]),

@@ -10,7 +10,7 @@ import pytest
 import kafkalog
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
@@ -42,7 +42,7 @@ class Stream:
     """A query that commits one segment at a time; every call is another process's."""
 
     def __init__(self, root: Path, **config: str) -> None:
-        self.engine = Engine(root)
+        self.engine = DirectoryLog(root)
         self.engine.create_topic("t", 1, {"segment.bytes": "200", **config})
         self.options = SinkOptions(root=root, topic="t")
 

@@ -9,13 +9,13 @@ import pytest
 
 from kafkalog.sink.views import live_keys
 from kafkalog.sink.views.live_keys import has_live_keys
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_builder import LogBuilder
 
 Written = list[tuple[bytes | None, bytes | None]]
 
 
-def log_of(directory: Path, records: Written, partition: int = 0) -> Engine:
+def log_of(directory: Path, records: Written, partition: int = 0) -> DirectoryLog:
     log = LogBuilder(directory).topic(partitions=2, policy="delete")
     return log.append(*records, partition=partition).engine
 

@@ -11,8 +11,8 @@ import pytest
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink import shared_log
 from kafkalog.sink.shared_log import shared_engine, shared_store
-from kafkalog.storage_engine.broker import adopt, release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.ownership import adopt, release
 
 NOW_MS = 1_700_000_000_000
 
@@ -20,7 +20,7 @@ NOW_MS = 1_700_000_000_000
 def test_an_engine_is_shared_and_sees_what_others_commit(tmp_path: Path) -> None:
     engine = shared_engine(tmp_path / "log")
     assert shared_engine(tmp_path / "log") is engine
-    Engine(tmp_path / "log").create_topic("t")
+    DirectoryLog(tmp_path / "log").create_topic("t")
     assert list(engine.state().topics) == ["t"]
 
 
@@ -34,7 +34,7 @@ def test_a_log_that_was_removed_and_made_anew_is_another_one(tmp_path: Path) -> 
     shared_engine(tmp_path / "log").create_topic("old")
     shutil.rmtree(tmp_path / "log")
     assert list(shared_engine(tmp_path / "log").state().topics) == []
-    Engine(tmp_path / "log").create_topic("new")
+    DirectoryLog(tmp_path / "log").create_topic("new")
     assert list(shared_store(tmp_path / "log", read_only=True).state().topics) == ["new"]
 
 
@@ -44,21 +44,21 @@ def test_a_copy_that_is_put_back_and_goes_on_otherwise_is_read_anew(
 ) -> None:
     """The records of the two histories are of the same sizes, and the journal's generation too."""
     root, copy = tmp_path / "log", tmp_path / "copy"
-    Engine(root).create_topic("t")
+    DirectoryLog(root).create_topic("t")
     shutil.copytree(root, copy)
-    Engine(root).create_topic("gone")
+    DirectoryLog(root).create_topic("gone")
     assert sorted(shared_store(root, read_only=read_only).state().topics) == ["gone", "t"]
     root.rename(tmp_path / "aside")
     copy.rename(root)
     for name in ("here", "also"):
-        Engine(root).create_topic(name)
+        DirectoryLog(root).create_topic(name)
     assert sorted(shared_store(root, read_only=read_only).state().topics) == ["also", "here", "t"]
 
 
 def test_a_topic_that_was_deleted_and_made_anew_is_another_one(tmp_path: Path) -> None:
     engine = shared_engine(tmp_path)
     first = engine.create_topic("t").topic_id
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     other.delete_topic("t")
     other.create_topic("t")
     for read_only in (False, True):
@@ -86,7 +86,7 @@ def test_a_log_that_goes_to_a_broker_and_comes_back_is_never_taken_for_the_other
 
 def test_a_reader_is_shared_also_while_a_topic_is_being_deleted(tmp_path: Path) -> None:
     shared_engine(tmp_path).create_topic("t")
-    Engine(tmp_path).delete_topic("t")
+    DirectoryLog(tmp_path).delete_topic("t")
     assert shared_store(tmp_path, read_only=True) is shared_store(tmp_path, read_only=True)
     assert shared_engine(tmp_path) is not shared_engine(tmp_path)
 

@@ -18,11 +18,12 @@ import pytest
 
 from kafkalog.errors import CommitConflictError, StorageError
 from kafkalog.sink import plan
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
-from kafkalog.storage_engine.writing import staged_directory, staging
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
+from kafkalog.storage_engine.writing import staging
 from tests.builders.log_contents import values
 from tests.unit.sink.spark_write import Row, SparkWrite, batches, staged_names, task
 
@@ -220,7 +221,7 @@ def test_the_grace_time_is_longer_than_any_use(write: SparkWrite) -> None:
     message = write.attempt(rows("b1"))
     (abandoned, *_) = (path for path in write.root.glob("*.staged"))
     written_ms = int(abandoned.stat().st_mtime * 1000)
-    engine = Engine(write.root)
+    engine = DirectoryLog(write.root)
     assert engine.sweep_staged(now_ms=written_ms + STAGED_RETENTION_MS // 2) == 0
     write.commit([message])
     assert engine.sweep_staged(now_ms=written_ms + STAGED_RETENTION_MS + 2000) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_contents import values
 from tests.unit.sink.spark_write import Row, SparkWrite, staged_names
 from tests.unit.storage_engine import naive
@@ -20,13 +20,15 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
 def counts(root: Path, topic: str = "t") -> list[int]:
     """Return the number of records of each partition."""
-    return [end - start for start, end in Engine(root, read_only=True).offsets(topic).values()]
+    return [
+        end - start for start, end in DirectoryLog(root, read_only=True).offsets(topic).values()
+    ]
 
 
 def batches_of(root: Path, partition: int = 0) -> list[tuple[int, int, int]]:
     """Return (size, number of records, codec) of the batches in a partition's only segment."""
-    data = (Engine(root).partition_directory("t", partition) / f"{0:020d}.log").read_bytes()
-    end = Engine(root).state().topics["t"].partitions[partition].active_size
+    data = (DirectoryLog(root).partition_directory("t", partition) / f"{0:020d}.log").read_bytes()
+    end = DirectoryLog(root).state().topics["t"].partitions[partition].active_size
     found, position = [], 0
     while position < end:
         size = 12 + COUNT.unpack_from(data, position + 8)[0]
@@ -56,7 +58,7 @@ def test_keys_go_where_kafkas_default_partitioner_sends_them(write: SparkWrite) 
     write.options["numPartitions"] = "7"
     keys = [b"k%d" % n * (n % 5) for n in range(200)]
     write.micro_batch([[{"key": key, "value": key} for key in keys]])
-    engine = Engine(write.root, read_only=True)
+    engine = DirectoryLog(write.root, read_only=True)
     for partition in range(7):
         found = [
             key for rows in engine.read("t", partition) for key in rows.column("key").to_pylist()
@@ -83,7 +85,7 @@ def test_null_keys_of_many_small_micro_batches_are_spread_evenly(events: SparkWr
 
 
 def test_single_appends_without_a_key_are_spread_evenly(tmp_path: Path) -> None:
-    engine = Engine(tmp_path / "log")
+    engine = DirectoryLog(tmp_path / "log")
     engine.create_topic("t", 3, {"cleanup.policy": "delete"})
     for _ in range(9):
         engine.append("t", [(None, b"v")])
@@ -96,7 +98,7 @@ def test_keys_and_null_keys_and_given_partitions_mix(events: SparkWrite) -> None
     rows += [{"key": b"k", "value": b"given", "partition": 1}] * 5
     rows += [{"key": None, "value": b"free", "partition": None}] * 30
     events.micro_batch([rows])
-    engine = Engine(events.root, read_only=True)
+    engine = DirectoryLog(events.root, read_only=True)
     found = [
         Counter(v for rows in engine.read("t", number) for v in rows.column("value").to_pylist())
         for number in range(3)

@@ -25,7 +25,7 @@ from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from kafkalog.sink.views.generations import Generations
 from kafkalog.sink.views.table_view import KTableView, _Apply
 from kafkalog.sink.views.view_fitness import check_owned, is_emptied, reason_to_rebuild
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.state import TopicState
 from tests.unit.sink.sqlite_rows import KINDS, NAMES, driver_batch, query, row
 
@@ -41,7 +41,7 @@ class Place:
         self.database = directory / "view.db"
         self.checkpoint = directory / "checkpoint"
         self.generations = Generations(self.checkpoint)
-        with Engine(self.log) as engine:
+        with DirectoryLog(self.log) as engine:
             engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
         self.append(6)
 
@@ -53,11 +53,11 @@ class Place:
             "value": pa.array([value] * count, pa.binary()),
         }
         numbers = pa.array([0] * count, pa.int32())
-        with Engine(self.log) as engine:
+        with DirectoryLog(self.log) as engine:
             engine.append("t", pa.table({**rows, "partition": numbers}))
 
     def topic(self) -> TopicState:
-        with Engine(self.log, read_only=True) as engine:
+        with DirectoryLog(self.log, read_only=True) as engine:
             return engine.describe("t")
 
     def target(self) -> SQLiteUpsert:
@@ -89,7 +89,7 @@ class Place:
             connection.execute("DELETE FROM stock")
 
     def recreate_topic(self) -> None:
-        with Engine(self.log) as engine:
+        with DirectoryLog(self.log) as engine:
             engine.delete_topic("t")
             engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
 
@@ -412,7 +412,7 @@ def test_no_micro_batch_mixes_a_topic_with_the_one_created_after_it(
         StorageError, match=r"topic t was .* created again\. Start the view again\."
     ):
         apply(None, 1)
-    with Engine(place.log) as engine:
+    with DirectoryLog(place.log) as engine:
         engine.delete_topic("t")
     apply(None, 1)  # `failOnDataLoss` says whether a topic that is gone ends the query
     assert taken == [1, 1]

@@ -25,7 +25,7 @@ from kafkalog.errors import (
 )
 from kafkalog.sink import writer as sink_writer
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 
 QUERY = "11111111-2222-3333-4444-555555555555"
@@ -107,7 +107,7 @@ class Sink:
         return pickle.loads(pickle.dumps(written))
 
     def values(self, topic: str = "t") -> list[bytes | None]:
-        engine = Engine(self.root, read_only=True)
+        engine = DirectoryLog(self.root, read_only=True)
         return [
             value
             for partition in engine.offsets(topic)
@@ -238,11 +238,11 @@ def test_a_keyless_topic_of_policy_delete_takes_rows_without_key(sink: Sink) -> 
 def test_rows_that_name_their_topics_create_them_at_the_commit(sink: Sink) -> None:
     sink.columns, sink.options = ["topic", "key", "value"], {"numPartitions": "2"}
     messages = [sink.stage(0, ("x", "a", "1"), ("y", "a", "2"), ("x", "a", "3"))]
-    assert Engine(sink.root).topics() == []
+    assert DirectoryLog(sink.root).topics() == []
     sink.stream().commit(messages, 0)
     assert sink.values("x") == [b"1", b"3"]
     assert sink.values("y") == [b"2"]
-    assert len(Engine(sink.root).describe("x").partitions) == 2
+    assert len(DirectoryLog(sink.root).describe("x").partitions) == 2
     sink.stream().commit([sink.stage(0, ("x", "a", "1"))], 0)
     assert sink.values("x") == [b"1", b"3"]
 
@@ -256,7 +256,7 @@ def test_a_topic_name_that_kafka_forbids_is_refused(sink: Sink) -> None:
 def test_the_topic_is_created_before_any_task_runs(sink: Sink) -> None:
     sink.options |= {"numPartitions": "3", "topic.segment.bytes": "1048576"}
     sink.stream()
-    topic = Engine(sink.root).describe("t")
+    topic = DirectoryLog(sink.root).describe("t")
     assert len(topic.partitions) == 3
     assert dict(topic.config) == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
 
@@ -358,7 +358,7 @@ def test_options_that_ask_for_another_topic_than_there_is_are_named_once(
 ) -> None:
     sink_writer._warned.clear()
     config = {"segment.bytes": "1000", "cleanup.policy": "compact"}
-    Engine(sink.root).create_topic("t", 2, config)
+    DirectoryLog(sink.root).create_topic("t", 2, config)
     sink.options |= {
         "numPartitions": "3",
         "topic.segment.bytes": "2000",

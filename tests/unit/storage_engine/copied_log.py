@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.transactions.producers import ProducerEntry
 from tests.builders.batch_builder import ABORT, COMMIT, BatchBuilder, BuiltBatch, marker
 
@@ -74,7 +74,7 @@ class RandomBatches:
 
 
 def fill(
-    engine: Engine, batches: RandomBatches, count: int, now_ms: int, partition: int = 0
+    engine: DirectoryLog, batches: RandomBatches, count: int, now_ms: int, partition: int = 0
 ) -> None:
     """Append some batches, several in a commit."""
     for _ in range(count):
@@ -82,7 +82,7 @@ def fill(
         engine.append_raw("t", partition, data, now_ms=now_ms)
 
 
-def batches(log: LogEngine, partition: int = 0, topic: str = "t") -> list[bytes]:
+def batches(log: Log, partition: int = 0, topic: str = "t") -> list[bytes]:
     """Return the bytes of every batch, with its offset and epoch."""
     found = []
     with log.snapshot(topic, partition) as snapshot:
@@ -93,13 +93,13 @@ def batches(log: LogEngine, partition: int = 0, topic: str = "t") -> list[bytes]
     return found
 
 
-def records(log: LogEngine, level: str, partition: int = 0) -> dict[int, dict[str, Any]]:
+def records(log: Log, level: str, partition: int = 0) -> dict[int, dict[str, Any]]:
     """Return all records by offset, with headers and timestamps."""
     found = log.read("t", partition, include_headers=True, isolation_level=level)
     return {row["offset"]: row for rows in found for row in rows.to_pylist()}
 
 
-def latest(log: LogEngine, partition: int = 0) -> dict[bytes, dict[str, Any]]:
+def latest(log: Log, partition: int = 0) -> dict[bytes, dict[str, Any]]:
     """Return the latest record of each key; a deleted key has none."""
     found: dict[bytes, dict[str, Any]] = {}
     for row in records(log, "read_committed", partition).values():
@@ -107,7 +107,7 @@ def latest(log: LogEngine, partition: int = 0) -> dict[bytes, dict[str, Any]]:
     return {key: row for key, row in found.items() if row["value"] is not None}
 
 
-def producers(log: LogEngine, partition: int = 0) -> dict[int, ProducerEntry]:
+def producers(log: Log, partition: int = 0) -> dict[int, ProducerEntry]:
     """Return the producers at the log end."""
     found = log.producers("t", partition)
     assert found is not None
@@ -115,7 +115,7 @@ def producers(log: LogEngine, partition: int = 0) -> dict[int, ProducerEntry]:
     return found.entries
 
 
-def ends(log: LogEngine, partition: int = 0) -> tuple[int, int, int]:
+def ends(log: Log, partition: int = 0) -> tuple[int, int, int]:
     """Return log start, last stable offset and high watermark."""
     state = log.describe("t").partitions[partition]
     return state.log_start_offset, state.last_stable_offset, state.high_watermark

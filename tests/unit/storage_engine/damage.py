@@ -19,9 +19,10 @@ import kafkalog
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.errors import KafkaLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.transactions.transaction_markers import known_markers
 from tests.unit.storage_engine.sample_root import NOW_MS, Log, Root, Row, Stored
 from tests.unit.storage_engine.times import offset_since
@@ -86,15 +87,15 @@ class Judge:
         known_markers.clear()  # of the whole log, they would make up for what is damaged
         try:
             engine = kafkalog.open(self.root.path, read_only=True, create=False)
-            engine_of(engine).state()
+            directory_log_of(engine).state()
         except KafkaLogError:
             return "refused"
         found = {"whole"}
         for log in self._logs(name):
             damage = Damage.of(log, name, position, is_listed=self.is_listed)
             for committed in (True, False):
-                found.add(check_read(engine_of(engine), log, damage, committed=committed))
-            found.add(check_lookups(engine_of(engine), log, damage))
+                found.add(check_read(directory_log_of(engine), log, damage, committed=committed))
+            found.add(check_lookups(directory_log_of(engine), log, damage))
         try:
             statuses = engine.status(now_ms=NOW_MS)
             assert len(statuses) == len(self.root.logs), statuses
@@ -112,7 +113,7 @@ class Judge:
         except KafkaLogError:
             return
         try:
-            before: list[Row] | None = read(engine_of(engine), log, committed=False)
+            before: list[Row] | None = read(directory_log_of(engine), log, committed=False)
         except KafkaLogError:
             before = None
         whole = log.rows(committed=False) if before is None else before
@@ -121,7 +122,7 @@ class Judge:
         if log.is_compacted:
             with contextlib.suppress(KafkaLogError):
                 engine.clean(log.topic, force=True, now_ms=NOW_MS)
-            check_kept(engine_of(engine), log, damage, kept)
+            check_kept(directory_log_of(engine), log, damage, kept)
         new = {"key": [b"new"], "value": [b"v"], "timestamp": [None], "partition": [log.partition]}
         types = [pa.binary(), pa.binary(), pa.timestamp("ms"), pa.int32()]
         columns = [pa.array(v, t) for v, t in zip(new.values(), types, strict=True)]
@@ -131,7 +132,7 @@ class Judge:
             pass
         else:
             kept.append(Row(log.end, NOW_MS, b"new", b"v"))
-        check_kept(engine_of(engine), log, damage, kept)
+        check_kept(directory_log_of(engine), log, damage, kept)
 
 
 @dataclass
@@ -150,13 +151,13 @@ class BrokerJudge(Judge):
         for log in self._logs(name):
             damage = Damage.of(log, name, position, is_listed=False)
             for committed in (True, False):
-                check_read(engine_of(engine), log, damage, committed=committed)
+                check_read(directory_log_of(engine), log, damage, committed=committed)
             end = engine.offsets(log.topic)[log.partition][1]
             rows = {"key": [b"new"], "value": [b"v"], "partition": [log.partition]}
             engine.append(log.topic, pa.table(rows), now_ms=NOW_MS)
             new = [
                 (row.offset, row.key)
-                for row in read(engine_of(engine), log, committed=False, start=end)
+                for row in read(directory_log_of(engine), log, committed=False, start=end)
             ]
             assert new == [(end, b"new")], f"appended at {end}, read {new}"
 
@@ -276,7 +277,7 @@ def deadline(seconds: float = 120.0) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def check_read(engine: Engine, log: Log, damage: Damage, *, committed: bool) -> str:
+def check_read(engine: DirectoryLog, log: Log, damage: Damage, *, committed: bool) -> str:
     wanted = log.rows(committed=committed)
     allowed = set(wanted)
     for segment in log.shadow:
@@ -313,7 +314,7 @@ def check_read(engine: Engine, log: Log, damage: Damage, *, committed: bool) -> 
     return "short"
 
 
-def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
+def check_lookups(engine: DirectoryLog, log: Log, damage: Damage) -> str:
     """Times and keys are found where they are; positions too, as long as the log is sound."""
     found = {"whole"}
     try:
@@ -333,7 +334,7 @@ def check_lookups(engine: Engine, log: Log, damage: Damage) -> str:
     return "refused" if "refused" in found else "whole"
 
 
-def check_keys(engine: Engine, log: Log, damage: Damage) -> Iterator[str]:
+def check_keys(engine: DirectoryLog, log: Log, damage: Damage) -> Iterator[str]:
     """Each key has its latest record, or an error; only where gaps are unlisted an older one."""
     rows = log.rows(committed=True)
     latest = {row.key: row for row in rows if row.key is not None}
@@ -357,7 +358,7 @@ def _row_of(record: Record) -> Row:
     return Row(record.offset, record.timestamp_ms, record.key, record.value, record.headers)
 
 
-def check_kept(engine: Engine, log: Log, damage: Damage, kept: list[Row]) -> None:
+def check_kept(engine: DirectoryLog, log: Log, damage: Damage, kept: list[Row]) -> None:
     ever = log.ever()
     try:
         rows = read(engine, log, committed=False)
@@ -375,7 +376,7 @@ def check_kept(engine: Engine, log: Log, damage: Damage, kept: list[Row]) -> Non
 
 
 def read(
-    engine: Engine, log: Log, *, committed: bool, start: int = 0, end: int | None = None
+    engine: DirectoryLog, log: Log, *, committed: bool, start: int = 0, end: int | None = None
 ) -> list[Row]:
     """Everything of one partition, or what lies from `start` on, or below `end`."""
     with engine.snapshot(log.topic, log.partition) as snapshot:

@@ -30,9 +30,8 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory import pin_file, pins, staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.remote_log_starts import (
@@ -40,8 +39,9 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
     write_remote_log_starts,
 )
 from kafkalog.storage_engine.metadata.writer import Writer
-from kafkalog.storage_engine.reading import pin_file, pins
-from kafkalog.storage_engine.writing import staged_directory
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine import test_metadata_log as controller
@@ -102,8 +102,8 @@ class BesideJudge(Judge):
         for one in self.root.logs.values():
             sound = Damage(0)
             for committed in (True, False):
-                assert check_read(engine_of(log), one, sound, committed=committed) == "whole"
-            assert check_lookups(engine_of(log), one, sound) == "whole"
+                assert check_read(directory_log_of(log), one, sound, committed=committed) == "whole"
+            assert check_lookups(directory_log_of(log), one, sound) == "whole"
         return log
 
 
@@ -140,7 +140,7 @@ class CleanedJudge(BesideJudge):
 
     def __post_init__(self) -> None:
         self.pins = {kind: _pinned(self.root.path, kind) for kind in _PINNED}
-        self.count = len(read(Engine(self.root.path), self._log, committed=False))
+        self.count = len(read(DirectoryLog(self.root.path), self._log, committed=False))
 
     @property
     def _log(self) -> Log:
@@ -148,11 +148,11 @@ class CleanedJudge(BesideJudge):
 
     def _read(self, name: Path, position: int) -> str:
         log = kafkalog.open(self.root.path, read_only=True, create=False)
-        assert not set(check_keys(engine_of(log), self._log, Damage(0)))
+        assert not set(check_keys(directory_log_of(log), self._log, Damage(0)))
         if kind_of(name) == layout.KEYS:
             return "whole"
         assert log.explain("small", now_ms=NOW_MS)
-        assert len(read(engine_of(log), self._log, committed=False)) == self.count
+        assert len(read(directory_log_of(log), self._log, committed=False)) == self.count
         if kind_of(name) not in _PINNED:
             return "whole"
         path, pinned = self.root.path / name, self.pins[kind_of(name)]
@@ -177,7 +177,7 @@ class CleanedJudge(BesideJudge):
         before = _latest(log)
         log.clean("small", force=True, now_ms=NOW_MS + _DAY_MS)
         assert _latest(log) == before
-        assert not set(check_keys(engine_of(log), longer, Damage(0)))
+        assert not set(check_keys(directory_log_of(log), longer, Damage(0)))
 
 
 def _latest(log: KafkaLog) -> list[Row]:
@@ -198,7 +198,7 @@ def _pinned(path: Path, kind: str, *, is_kept: bool = False) -> pin_file.Pin | N
     never = mock.patch.object(pins, "_SWEEPS_ONE_IN", 1 << 62)
     try:
         with never:
-            return pins.pin(path, action, engine_of(log).state, NOW_MS)
+            return pins.pin(path, action, directory_log_of(log).state, NOW_MS)
     finally:
         if kind == layout.ENDED_PINS and not is_kept:
             (path / action.file_name()).unlink(missing_ok=True)
@@ -301,7 +301,7 @@ class ReleasedJudge(BesideJudge):
         root = _adopted(path)
         log = kafkalog.open(path, create=False)
         log.alter_topic("small", {"segment.ms": "1234567"})
-        with engine_of(log).transaction() as transaction:
+        with directory_log_of(log).transaction() as transaction:
             transaction.record_writer("app small", 7, 3, NOW_MS)
             transaction.publish(NOW_MS)
         log.close()
@@ -316,7 +316,7 @@ class ReleasedJudge(BesideJudge):
         except KafkaLogError:
             self._check_whole(path)
             return "refused"
-        state = engine_of(self._check_whole(path)).state()
+        state = directory_log_of(self._check_whole(path)).state()
         is_lost = any(" is lost: " in notice for notice in report.notices)
         is_lost |= not (path / layout.COMMIT_RELEASED).exists()
         remembered = {name: (w.batch_id, w.rows) for name, w in state.writers.items()}
@@ -357,8 +357,8 @@ class StagedJudge(BesideJudge):
     def _staged(self, task: int, rows: Sequence[Row]) -> StagedMessage:
         log = kafkalog.open(self.root.path, create=False)
         writer = StagedWriter(
-            self.root.path,
-            engine_of(log).state(),
+            directory_log_of(log),
+            directory_log_of(log).state(),
             now_ms=lambda: NOW_MS,
             writer_slug="app",
             batch_id=0,
@@ -388,7 +388,7 @@ class StagedJudge(BesideJudge):
         wanted = [row for rows in _STAGED for row in rows]
         found = self._rows(path)
         assert found == wanted, f"{found} instead of {wanted}"
-        with engine_of(kafkalog.open(path, create=False)).snapshot("small", 0) as view:
+        with directory_log_of(kafkalog.open(path, create=False)).snapshot("small", 0) as view:
             for row in wanted:
                 offset = offset_since(view, row.timestamp)
                 assert offset == row.offset, f"time {row.timestamp} at {offset}"
@@ -396,12 +396,12 @@ class StagedJudge(BesideJudge):
 
     def _commit(self, path: Path) -> None:
         log = kafkalog.open(path, create=False)
-        engine_of(log).commit(self.messages, writer=Writer("app", "*", 0), now_ms=NOW_MS)
+        directory_log_of(log).commit(self.messages, writer=Writer("app", "*", 0), now_ms=NOW_MS)
         log.close()
 
     def _rows(self, path: Path) -> list[Row]:
         log = kafkalog.open(path, read_only=True, create=False)
-        return read(engine_of(log), self.root.logs["small-0"], committed=False)
+        return read(directory_log_of(log), self.root.logs["small-0"], committed=False)
 
 
 def _rows(first: int, count: int) -> list[Row]:

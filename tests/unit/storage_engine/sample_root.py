@@ -16,7 +16,7 @@ from typing import NamedTuple
 from unittest import mock
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders import message_builder
 from tests.builders.batch_builder import (
@@ -364,7 +364,7 @@ class Root:
         self.logs = {log.name: log for log in logs}
         # A journal of 8 KiB, so that a copy of the root costs little.
         with mock.patch.object(layout, "JOURNAL_SIZE", 8 << 10):
-            engine = Engine(path)
+            engine = DirectoryLog(path)
             for log in self.logs.values():
                 if log.partition == 0:
                     count = sum(other.topic == log.topic for other in self.logs.values())
@@ -373,7 +373,7 @@ class Root:
                 self._write(engine, log)
             engine.close()
 
-    def _write(self, engine: Engine, log: Log) -> None:
+    def _write(self, engine: DirectoryLog, log: Log) -> None:
         directory = self.path / log.name
         for segment in (*log.segments, *log.shadow):
             stage = Path(segment.name).suffix.replace(".log", "")

@@ -16,12 +16,12 @@ from kafkalog.errors import (
     LockedByBrokerError,
     StorageError,
 )
-from kafkalog.storage_engine.broker.adopt import AdoptReport, adopt
-from kafkalog.storage_engine.broker.release import ReleaseReport, release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.ownership.adopt import AdoptReport, adopt
+from kafkalog.storage_engine.ownership.release import ReleaseReport, release
 from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
@@ -110,7 +110,7 @@ def test_an_adopted_directory_is_ours_up_to_the_end_of_the_log(tmp_path: Path) -
     assert is_ours(root)
     assert not can_broker_start(root)
     assert not (root / ".kafka_cleanshutdown").exists()
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         topic = engine.describe("t")
         assert (topic.topic_id, dict(topic.config)) == (TOPIC_ID, COMPACT["t"])
         assert (len(topic.partitions), set(topic.absent)) == (3, {1})
@@ -123,7 +123,7 @@ def test_an_adopted_directory_is_ours_up_to_the_end_of_the_log(tmp_path: Path) -
 def test_what_the_cleaner_had_done_stays_done(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         found = engine.describe("t").partitions
         assert [found[n].first_dirty_offset for n in (0, 2)] == [40, 7]
     give_back(root)
@@ -186,7 +186,7 @@ def test_a_checkpoint_with_what_is_no_offset_says_nothing(tmp_path: Path, offset
     (root / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
     assert "byte 4" in (notice := take(root).notices[0])
     assert "deleted records may be back" in notice
-    with Engine(root, read_only=True) as engine:
+    with DirectoryLog(root, read_only=True) as engine:
         assert engine.offsets("t") == {0: (0, 80), 2: (0, 80)}
 
 
@@ -225,7 +225,7 @@ def test_what_is_appended_at_the_largest_log_start_is_read(tmp_path: Path) -> No
     LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     LogBuilder(root, now_ms=ROW_MS).append(("k", "ours"), partition=0).close()
     assert values(root, partition=0) == [b"ours"] * 2
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert engine.offsets("t")[0] == (largest, largest + 2)
 
 
@@ -277,7 +277,7 @@ def test_a_topic_without_an_id_gets_one(tmp_path: Path) -> None:
         (root / f"t-{number}" / "partition.metadata").unlink()
     report = take(root)
     found = {checkpoints.read_topic_id(root / f"t-{number}") for number in (0, 2)}
-    with Engine(root, read_only=True) as engine:
+    with DirectoryLog(root, read_only=True) as engine:
         assert found == {engine.describe("t").topic_id}
     assert "one was drawn" in report.notices[0]
 
@@ -321,7 +321,7 @@ def metadata_log(root: Path, topic_id: str = TOPIC_ID, *, partitions: int = 4) -
 
 
 def found_config(root: Path) -> dict[str, str]:
-    with Engine(root, read_only=True) as engine:
+    with DirectoryLog(root, read_only=True) as engine:
         return dict(engine.describe("t").config)
 
 
@@ -330,7 +330,7 @@ def test_a_topic_without_a_known_policy_is_left_alone(tmp_path: Path) -> None:
     report = take(root)
     assert found_config(root) == {"cleanup.policy": "", **KEPT}
     assert "cleanup.policy is not known" in report.notices[0]
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert engine.apply_retention(now_ms=10**15) == []
 
 
@@ -343,7 +343,7 @@ def test_the_clusters_metadata_knows_configs_and_partitions(tmp_path: Path, is_a
     policy = {"cleanup.policy": "compact,delete", "segment.bytes": "5000"}
     assert found_config(root) == {**policy, **KEPT}
     assert "min.insync.replicas=1" in report.notices[0]
-    with Engine(root, read_only=True) as engine:
+    with DirectoryLog(root, read_only=True) as engine:
         assert len(engine.describe("t").partitions) == 4
         assert engine.describe("t").absent == {1, 3}
     assert (place / "__cluster_metadata-0").is_dir()
@@ -410,7 +410,7 @@ def test_a_running_broker_keeps_its_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = broker_root(tmp_path)
-    monkeypatch.setattr("kafkalog.storage_engine.broker.adopt.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("kafkalog.storage_engine.ownership.adopt.LOCK_WAIT_S", 0.1)
     code = (
         "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX); "
         "print('held', flush=True); sys.stdin.read()"
@@ -504,7 +504,7 @@ def test_partitions_that_a_broker_has_removed_are_given_up(
     assert not report.adopted_already
     assert [line.split()[0] for line in report.notices] == list(gone)
     assert report.partitions == 2 - len(gone)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert engine.topics() == ["t"][len(gone) - 1 :]
         if len(gone) == 1:
             assert engine.describe("t").absent == {0, 1}
@@ -514,7 +514,7 @@ def test_partitions_that_a_broker_has_removed_are_given_up(
 
 def test_who_has_a_brokers_directory_open_reads_no_commit_that_is_not_made(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
-    reader = Engine(root)
+    reader = DirectoryLog(root)
     assert sum(rows.num_rows for rows in reader.read("t", 0)) == 80
     take(root, config=COMPACT)
     with (root / "t-0" / f"{40:020d}.log").open("ab") as file:
@@ -527,7 +527,7 @@ def test_a_row_for_a_partition_that_is_not_here_changes_no_partition(tmp_path: P
     root = broker_root(tmp_path)
     take(root, config=COMPACT)
     before = content(root, of="t-*/*")
-    with Engine(root) as engine, pytest.raises(InvalidInputError, match="t-1"):
+    with DirectoryLog(root) as engine, pytest.raises(InvalidInputError, match="t-1"):
         engine.append("t", [(b"k%d" % n, b"v") for n in range(50)])
     assert content(root, of="t-*/*") == before
 
@@ -537,7 +537,7 @@ def test_a_row_for_a_partition_that_is_not_here_changes_no_partition(tmp_path: P
 
 def commit(root: Path, batch_id: int, *, target: str = "t", value: bytes = b"once") -> bool:
     """Commit a batch of a writer; False when the log has it already."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         writer = Writer("query", target, batch_id)
         builder = LogBuilder(engine, now_ms=ROW_MS)
         staging = {"partition": 0, "in_memory": True, "batch_size": 1000}
@@ -581,7 +581,7 @@ def test_the_number_of_partitions_outlives_the_clusters_metadata(tmp_path: Path)
     take(root, metadata=tmp_path / "metadata")
     give_back(root)
     take(root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert len(engine.describe("t").partitions) == 4
         assert engine.describe("t").absent == {1, 3}
 

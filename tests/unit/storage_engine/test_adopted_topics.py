@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.unit.storage_engine.test_adopt import (
     OTHER_ID,
     TOPIC_ID,
@@ -19,7 +19,7 @@ from tests.unit.storage_engine.test_adopt import (
 
 
 def changed(root: Path) -> None:
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("fresh")
         engine.delete_topic("t")
 
@@ -48,7 +48,7 @@ def test_partitions_that_were_added_here_are_named(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     broker_partition(root, "t-1", TOPIC_ID)
     take(root, config={"t": {"cleanup.policy": "delete"}})
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         count = len(engine.describe("t").partitions)
         engine.alter_topic("t", partitions=count + 2)
     (notice,) = give_back(root).notices
@@ -67,7 +67,7 @@ def test_a_topic_that_was_given_its_id_is_known(tmp_path: Path) -> None:
 def test_a_topic_created_anew_under_its_name_is_both(tmp_path: Path) -> None:
     root = broker_root(tmp_path)
     take(root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.delete_topic("t")
         engine.create_topic("t")
     created, deleted = give_back(root).notices

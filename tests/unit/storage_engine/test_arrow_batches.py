@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.schema import HEADERS, changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.records.columns import ARROW_SIZE, arrow_batches
@@ -16,7 +16,7 @@ SCHEMA = changelog_schema(include_headers=True)
 
 
 def read(root: Path, schema: pa.Schema = SCHEMA) -> list[pa.RecordBatch]:
-    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         return list(snapshot.read(0, snapshot.state.high_watermark, schema=schema))
 
 
@@ -63,7 +63,7 @@ def test_a_topics_name_in_every_row_counts(tmp_path: Path) -> None:
 
 def test_headers_count_and_come_whole(tmp_path: Path) -> None:
     headers = [[{"key": f"h{n}", "value": bytes(1000)} for n in range(n % 5)] for n in range(3000)]
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1, {"cleanup.policy": "delete", "max.message.bytes": "99999999"})
         table = pa.table(
             {"value": pa.array([b""] * 3000, pa.binary()), "headers": pa.array(headers, HEADERS)}
@@ -83,7 +83,7 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
     values: list[bytes | None] = [bytes(n % 40) if n % 7 else None for n in range(200)]
     log_of(tmp_path, values)
     rows = None
-    with Engine(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         for chunk in snapshot.chunks(0, 200):
             for run, records in chunk.runs(chunk.table.attributes & layout.CONTROL_BIT == 0):
                 rows = np.flatnonzero(records.value_sizes >= 0)
@@ -100,5 +100,5 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
 
 def test_of_no_rows_there_is_no_batch(tmp_path: Path) -> None:
     log_of(tmp_path, [b"x"])
-    with Engine(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         assert list(snapshot.read(0, 1, schema=SCHEMA, keys=ChosenKeys([b"k"]))) == []

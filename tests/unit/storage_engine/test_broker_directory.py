@@ -13,7 +13,8 @@ import pytest
 import kafkalog
 from kafkalog.errors import InvalidInputError, LogMovedError, UnknownTopicError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_contents import offsets
 from tests.builders.segment_files import name
 from tests.unit.storage_engine import broker_root
@@ -36,15 +37,15 @@ def test_every_partition_of_a_stopped_broker_is_read_to_its_log_end(tmp_path: Pa
     root.partition("t-2", (0,), 30)
     root.partition("a.b-c-0", (10, 20), 40)
     log = kafkalog.open(root.path)
-    assert engine_of(log).read_only
+    assert directory_log_of(log).read_only
     assert log.topics() == ["a.b-c", "t"]
     topic = log.describe("t")
     assert (topic.topic_id, len(topic.partitions), topic.absent) == (TOPIC_ID, 3, {1})
     assert dict(topic.config) == {"cleanup.policy": ""}
     assert log.offsets("t") == {0: (0, 100), 2: (0, 30)}
     assert log.offsets("a.b-c") == {0: (10, 40)}
-    assert offsets(engine_of(log), partition=0) == list(range(100))
-    assert offsets(engine_of(log), "a.b-c", partition=0) == list(range(10, 40))
+    assert offsets(directory_log_of(log), partition=0) == list(range(100))
+    assert offsets(directory_log_of(log), "a.b-c", partition=0) == list(range(10, 40))
     with pytest.raises(InvalidInputError, match="partition 1 of topic 't' is not in"):
         next(log.read("t", 1))
     with pytest.raises(UnknownTopicError, match=r"a\.b-c, t"):
@@ -73,7 +74,7 @@ def test_internal_topics_are_readable(tmp_path: Path) -> None:
     root.partition("__consumer_offsets-7", (0,), 20)
     log = kafkalog.open(root.path)
     assert log.describe("__consumer_offsets").absent == frozenset(range(7))
-    assert offsets(engine_of(log), "__consumer_offsets", partition=7) == list(range(20))
+    assert offsets(directory_log_of(log), "__consumer_offsets", partition=7) == list(range(20))
 
 
 def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
@@ -87,8 +88,8 @@ def test_several_directories_of_a_broker_are_one_log(tmp_path: Path) -> None:
     ):
         log = kafkalog.open(address)
         assert log.offsets("t") == {0: (0, 100), 1: (0, 20)}
-        assert offsets(engine_of(log), "u") == list(range(10))
-        assert engine_of(log).partition_directory("t", 1) == second.path / "t-1"
+        assert offsets(directory_log_of(log), "u") == list(range(10))
+        assert directory_log_of(log).partition_directory("t", 1) == second.path / "t-1"
 
 
 def test_a_directory_with_a_comma_in_its_name_is_one_directory(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_a_partition_in_two_directories_names_both_and_costs_no_other(tmp_path: 
 def test_several_directories_are_those_of_a_broker(tmp_path: Path) -> None:
     root = stopped(tmp_path / "a")
     ours = tmp_path / "ours"
-    Engine(ours).close()
+    DirectoryLog(ours).close()
     for other in (ours, tmp_path / "none"):
         with pytest.raises(InvalidInputError, match=f"{other}: no Kafka broker's log directory"):
             kafkalog.open([root.path, other])
@@ -157,7 +158,7 @@ def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
     (root.path / "t-0" / name(0, ".index")).unlink()
     before = root.contents()
     with kafkalog.open(root.path) as log:
-        assert offsets(engine_of(log), partition=0) == list(range(100))
+        assert offsets(directory_log_of(log), partition=0) == list(range(100))
         assert len(log.status()) == 1
         assert sum(len(rows) for rows in log.latest("t")) == 7
         writes = [
@@ -166,14 +167,14 @@ def test_nothing_is_ever_written_there(tmp_path: Path) -> None:
             lambda: log.alter_topic("t", {"cleanup.policy": "compact"}),
             lambda: log.delete_topic("t"),
             lambda: log.delete_records("t", 0, 10),
-            engine_of(log).apply_retention,
+            directory_log_of(log).apply_retention,
             lambda: kafkalog.open(root.path, cleaner=True),
         ]
         for write in writes:
             with pytest.raises(InvalidInputError, match=f"kafkalog adopt {root.path}"):
                 write()
     with root.alive(), kafkalog.open(root.path) as log:
-        offsets(engine_of(log))
+        offsets(directory_log_of(log))
         log.status()
     assert root.contents() == before
 
@@ -214,7 +215,7 @@ def test_the_log_starts_where_its_checkpoint_says(tmp_path: Path) -> None:
     root.checkpoint(broker_root.LOG_START, {"t-0": 33})
     log = kafkalog.open(root.path)
     assert log.offsets("t") == {0: (33, 100)}
-    assert offsets(engine_of(log)) == list(range(33, 100))
+    assert offsets(directory_log_of(log)) == list(range(33, 100))
 
 
 @pytest.mark.parametrize("start", [2**63 - 1, 2**63 - 2**31])
@@ -259,16 +260,16 @@ def test_a_live_brokers_partition_ends_at_its_checkpoint(tmp_path: Path) -> None
     root.partition("u-0")
     with root.alive():
         log = kafkalog.open(root.path)
-        state = engine_of(log).state()
+        state = directory_log_of(log).state()
         assert log.offsets("t") == {0: (0, 40)}
         assert log.offsets("u") == {0: (0, 0)}, "it has no checkpoint yet"
-        assert offsets(engine_of(log)) == list(range(40))
-        assert engine_of(log).state() is state
+        assert offsets(directory_log_of(log)) == list(range(40))
+        assert directory_log_of(log).state() is state
         root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 75, "u-0": 100})
-        assert engine_of(log).state() is not state
+        assert directory_log_of(log).state() is not state
         assert log.offsets("t") == {0: (0, 75)}
-        assert offsets(engine_of(log)) == list(range(75))
-        assert offsets(engine_of(log), "u") == list(range(100))
+        assert offsets(directory_log_of(log)) == list(range(75))
+        assert offsets(directory_log_of(log), "u") == list(range(100))
         root.partition("v-0")
         assert log.topics() == ["t", "u", "v"]
     assert log.offsets("t") == {0: (0, 100)}
@@ -300,7 +301,7 @@ def test_a_broker_that_starts_again_takes_nothing_back(tmp_path: Path) -> None:
         assert log.offsets("t") == {0: (0, 100)}
         task = KafkaLog(root.path)
         assert task.offsets("t") == {0: (0, 40)}
-        with engine_of(task).snapshot("t", 0, known_end=90) as view:
+        with directory_log_of(task).snapshot("t", 0, known_end=90) as view:
             assert view.state.high_watermark == 90
 
 
@@ -317,15 +318,15 @@ def test_files_that_a_live_broker_replaces_meanwhile_are_listed_again(tmp_path: 
         (directory / name(0, ".log.swap")).write_bytes(whole)
         (directory / name(100, ".log")).touch()
         (directory / name(100, ".index")).touch()
-        assert offsets(engine_of(log)) == list(range(80))
+        assert offsets(directory_log_of(log)) == list(range(80))
         for suffix in (".log", ".index", ".timeindex"):
             (directory / name(50, suffix)).rename(directory / name(50, suffix + ".deleted"))
             (directory / name(0, suffix)).rename(directory / name(0, suffix + ".deleted"))
         (directory / name(0, ".log.swap")).rename(directory / name(0, ".log"))
-        assert offsets(engine_of(log)) == list(range(80))
+        assert offsets(directory_log_of(log)) == list(range(80))
 
 
 def test_a_directory_whose_adoption_has_begun_is_still_readable(tmp_path: Path) -> None:
     root = stopped(tmp_path / "log")
     (root.path / "meta.properties").rename(root.path / "kl-meta.properties")
-    assert offsets(Engine(root.path)) == list(range(100))
+    assert offsets(DirectoryLog(root.path)) == list(range(100))

@@ -19,8 +19,8 @@ import kafkalog
 from kafkalog.errors import StorageError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release as give_back
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release as give_back
 from tests.builders.log_contents import records
 from tests.day import todays
 

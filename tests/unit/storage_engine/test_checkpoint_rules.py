@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kafkalog.errors import CorruptLogError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 
@@ -59,7 +59,7 @@ def test_a_file_is_synced_before_it_has_its_name_and_the_name_after(
 
 
 def test_the_root_has_four_checkpoints_of_topic_partition_and_offset(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("a", 2, {"cleanup.policy": "delete"})
         engine.append("a", [("k", "v"), ("k", "v")], now_ms=5)
         (used,) = (n for n, (_, end) in engine.offsets("a").items() if end)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from tests.builders.log_builder import LogBuilder
 
@@ -15,7 +15,7 @@ SHORT = st.lists(st.sampled_from([0, 1, 255]), max_size=3).map(bytes)
 
 
 def read(root: Path, keys: ChosenKeys | None, start: int = 0) -> list[dict[str, object]]:
-    with Engine(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
+    with DirectoryLog(root, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         batches = snapshot.read(
             start, snapshot.state.high_watermark, schema=changelog_schema(), keys=keys
         )

@@ -13,7 +13,7 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import compression
 from kafkalog.storage_engine.reading import chunk_reader
 from kafkalog.storage_engine.records import records
@@ -29,11 +29,11 @@ WITH_HEADERS = changelog_schema(include_headers=True)
 @pytest.fixture(scope="module", params=["uncompressed", "lz4", "gzip"])
 def log(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Engine]:
+) -> Iterator[DirectoryLog]:
     """A log with nulls, empty values and times that no microsecond tells, stamped or not."""
     dice = random.Random(1)
     root = tmp_path_factory.mktemp("log") / request.param
-    with Engine(root) as opened:
+    with DirectoryLog(root) as opened:
         config = {"cleanup.policy": "delete", "compression.type": request.param}
         config["message.timestamp.after.max.ms"] = str(2**63 - 1)
         opened.create_topic("t", 1, config)

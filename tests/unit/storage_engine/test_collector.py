@@ -12,6 +12,7 @@ import pytest
 
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.object_store import collector, object_log, regroup, store_state
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
@@ -28,7 +29,6 @@ from kafkalog.storage_engine.object_store.collector import (
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient

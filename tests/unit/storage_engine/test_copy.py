@@ -24,13 +24,13 @@ from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying import copy as copies
 from kafkalog.storage_engine.copying.copy import CopiedPartition, copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import directory_snapshot
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import ABORT, BatchBuilder, batch, joined, marker
 from tests.builders.message_builder import message
@@ -60,8 +60,8 @@ def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Iterator[Engine]:
-    with Engine(tmp_path / "source") as log:
+def source(tmp_path: Path) -> Iterator[DirectoryLog]:
+    with DirectoryLog(tmp_path / "source") as log:
         log.create_topic("t", 1, {**CONFIG, "cleanup.policy": "compact,delete"}, now_ms=NOW_MS)
         yield log
 
@@ -72,22 +72,24 @@ def store() -> ObjectLog:
 
 
 @pytest.fixture(params=["directory", "store"])
-def destination(request: pytest.FixtureRequest, tmp_path: Path) -> LogEngine:
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
     if request.param == "directory":
-        return Engine(tmp_path / "copy")
+        return DirectoryLog(tmp_path / "copy")
     return ObjectLog(memory_address())
 
 
-def add(log: Engine, first: int, count: int = 3, topic: str = "t", partition: int = 0) -> None:
+def add(
+    log: DirectoryLog, first: int, count: int = 3, topic: str = "t", partition: int = 0
+) -> None:
     log.append_raw(topic, partition, batch(first, count).data, now_ms=NOW_MS)
 
 
-def copied(source: LogEngine, destination: LogEngine, now_ms: int = NOW_MS) -> CopiedPartition:
+def copied(source: Log, destination: Log, now_ms: int = NOW_MS) -> CopiedPartition:
     (found,) = copy(source, destination, now_ms=now_ms)
     return found
 
 
-def check_equal(source: LogEngine, destination: LogEngine, partition: int = 0) -> None:
+def check_equal(source: Log, destination: Log, partition: int = 0) -> None:
     """A copy has the source's batches, records, ends and producers."""
     assert batches(destination, partition) == batches(source, partition)
     assert ends(destination, partition) == ends(source, partition)
@@ -102,12 +104,16 @@ def check_equal(source: LogEngine, destination: LogEngine, partition: int = 0) -
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_a_log_that_is_copied_to_a_store_and_back_is_the_same(
-    tmp_path: Path, source: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    source: DirectoryLog,
+    store: ObjectLog,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = random.Random(seed)
     monkeypatch.setattr(copied_batches, "COMMIT_BYTES", draw.choice([1, 5000, 1 << 26]))
     written = RandomBatches(draw, end=draw.choice([0, 0, 5, 1 << 40]))
-    back = Engine(tmp_path / "back")
+    back = DirectoryLog(tmp_path / "back")
     now_ms = NOW_MS
     for _ in range(draw.randrange(1, 4)):
         fill(source, written, draw.choice([1, 5, 20]), now_ms)
@@ -128,12 +134,16 @@ def test_a_log_that_is_copied_to_a_store_and_back_is_the_same(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_copies_of_a_log_that_is_cleaned_meanwhile_have_the_same_tables(
-    tmp_path: Path, source: Engine, store: ObjectLog, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    source: DirectoryLog,
+    store: ObjectLog,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw = random.Random(1_000_000 + seed)
     monkeypatch.setattr(copied_batches, "COMMIT_BYTES", draw.choice([1, 5000, 1 << 26]))
     written = RandomBatches(draw)
-    back = Engine(tmp_path / "back")
+    back = DirectoryLog(tmp_path / "back")
     now_ms = NOW_MS
     for _ in range(draw.randrange(2, 5)):
         for _ in range(draw.choice([1, 2])):
@@ -158,7 +168,7 @@ def test_copies_of_a_log_that_is_cleaned_meanwhile_have_the_same_tables(
 
 
 def test_every_partition_and_topic_is_copied_or_those_that_are_named(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     source.create_topic("u", 3)
     for partition in range(3):
@@ -175,7 +185,9 @@ def test_every_partition_and_topic_is_copied_or_those_that_are_named(
     assert destination.offsets("u") == {0: (0, 3), 1: (0, 13), 2: (0, 23)}
 
 
-def test_several_partitions_are_copied_in_one_commit(source: Engine, store: ObjectLog) -> None:
+def test_several_partitions_are_copied_in_one_commit(
+    source: DirectoryLog, store: ObjectLog
+) -> None:
     source.create_topic("u", 20)
     for partition in range(20):
         add(source, 0, topic="u", partition=partition)
@@ -185,7 +197,7 @@ def test_several_partitions_are_copied_in_one_commit(source: Engine, store: Obje
 
 
 def test_a_copy_of_a_log_that_begins_later_begins_there(
-    source: Engine, destination: LogEngine, tmp_path: Path
+    source: DirectoryLog, destination: Log, tmp_path: Path
 ) -> None:
     for first in range(0, 300, 3):
         add(source, first)
@@ -193,19 +205,19 @@ def test_a_copy_of_a_log_that_begins_later_begins_there(
     source.apply_retention("t", now_ms=NOW_MS)
     copied(source, destination)
     check_equal(source, destination)
-    if isinstance(destination, Engine):
+    if isinstance(destination, DirectoryLog):
         destination.close()
         bases = [path.name for path in destination.partition_directory("t", 0).glob("*.log")]
         assert layout.segment_file(0, layout.LOG) not in bases
         assert [str(each) for each in verify(destination.root, deep=True)] == []
 
 
-def test_the_directory_of_a_dead_broker_is_copied(tmp_path: Path, destination: LogEngine) -> None:
+def test_the_directory_of_a_dead_broker_is_copied(tmp_path: Path, destination: Log) -> None:
     broker = BrokerRoot(tmp_path / "broker")
     broker.partition("t-0", (10, 50), 100)
     broker.partition("t-2")
     broker.checkpoint("log-start-offset-checkpoint", {"t-0": 15})
-    source = Engine(broker.path, read_only=True, create=False)
+    source = DirectoryLog(broker.path, read_only=True, create=False)
     copy(source, destination, now_ms=NOW_MS)
     for partition in (0, 2):
         check_equal(source, destination, partition)
@@ -218,7 +230,7 @@ def test_the_directory_of_a_dead_broker_is_copied(tmp_path: Path, destination: L
 # --- going on ------------------------------------------------------------------------------------
 
 
-def test_a_second_copy_takes_only_what_is_new(source: Engine, store: ObjectLog) -> None:
+def test_a_second_copy_takes_only_what_is_new(source: DirectoryLog, store: ObjectLog) -> None:
     for first in range(0, 600, 30):
         add(source, first, 30)
     first_copy = copied(source, store)
@@ -241,7 +253,7 @@ def test_a_second_copy_takes_only_what_is_new(source: Engine, store: ObjectLog) 
 
 
 def test_an_open_transaction_is_copied_and_ends_with_a_later_copy(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     add(source, 0)
     source.append_raw("t", 0, batch(3, 3, of=7).data, now_ms=NOW_MS)
@@ -254,7 +266,7 @@ def test_an_open_transaction_is_copied_and_ends_with_a_later_copy(
 
 
 def test_no_commit_of_a_copy_is_stable_above_the_source(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The source knows that a transaction is open, though its first records are deleted."""
     source.alter_topic("t", {"segment.bytes": "100"})
@@ -267,7 +279,7 @@ def test_no_commit_of_a_copy_is_stable_above_the_source(
         monkeypatch.setattr(module, "COMMIT_BYTES", 1)
     append, found = type(destination).append_copied, []
 
-    def append_and_look(log: LogEngine, *given: Any, **more: Any) -> int:
+    def append_and_look(log: Log, *given: Any, **more: Any) -> int:
         rows = append(log, *given, **more)
         found.append(ends(log))
         return rows
@@ -278,7 +290,7 @@ def test_no_commit_of_a_copy_is_stable_above_the_source(
 
 
 def test_a_transaction_that_is_open_in_a_store_holds_later_appends_back(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     source.append_raw("t", 0, joined([batch(0, 3), batch(3, 3, of=7)]), now_ms=NOW_MS)
     copied(source, store)
@@ -288,7 +300,7 @@ def test_a_transaction_that_is_open_in_a_store_holds_later_appends_back(
 
 
 def test_producers_whose_batches_are_deleted_are_copied(
-    source: Engine, store: ObjectLog, tmp_path: Path
+    source: DirectoryLog, store: ObjectLog, tmp_path: Path
 ) -> None:
     built = BatchBuilder(base_offset=0, producer=(5, 0, 0)).add(b"k", b"v", timestamp=NOW_MS)
     source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
@@ -297,7 +309,7 @@ def test_producers_whose_batches_are_deleted_are_copied(
     for first in range(4, 300, 3):
         add(source, first)
     source.apply_retention("t", now_ms=NOW_MS)
-    back = Engine(tmp_path / "back")
+    back = DirectoryLog(tmp_path / "back")
     copied(source, store)
     copied(store, back)
     assert producers(back) == producers(store) == producers(source)
@@ -305,7 +317,7 @@ def test_producers_whose_batches_are_deleted_are_copied(
 
 
 def test_a_batch_of_merged_records_is_cut_where_the_copy_goes_on(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     for first in range(20):
         source.append("t", [(f"k{first}", f"v{first}")], now_ms=NOW_MS)
@@ -319,7 +331,7 @@ def test_a_batch_of_merged_records_is_cut_where_the_copy_goes_on(
     assert ends(destination) == ends(source)
 
 
-def test_a_log_start_that_rises_is_copied(source: Engine, destination: LogEngine) -> None:
+def test_a_log_start_that_rises_is_copied(source: DirectoryLog, destination: Log) -> None:
     for first in range(0, 30, 3):
         add(source, first)
     copied(source, destination)
@@ -329,7 +341,7 @@ def test_a_log_start_that_rises_is_copied(source: Engine, destination: LogEngine
 
 
 def test_a_copy_that_the_log_start_has_passed_goes_on_behind_a_gap(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     add(source, 0)
     copied(source, destination)
@@ -343,7 +355,7 @@ def test_a_copy_that_the_log_start_has_passed_goes_on_behind_a_gap(
 
 
 def test_records_that_a_cleaning_took_at_the_end_leave_a_gap(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     source.append("t", [("a", "1"), ("b", None)], now_ms=NOW_MS)
     for _ in range(2):
@@ -359,7 +371,7 @@ def test_records_that_a_cleaning_took_at_the_end_leave_a_gap(
 
 
 def test_a_store_that_was_cleaned_goes_on_and_keeps_its_producers(
-    source: Engine, store: ObjectLog, tmp_path: Path
+    source: DirectoryLog, store: ObjectLog, tmp_path: Path
 ) -> None:
     written = RandomBatches(random.Random(5))
     fill(source, written, 20, NOW_MS)
@@ -370,7 +382,7 @@ def test_a_store_that_was_cleaned_goes_on_and_keeps_its_producers(
     copied(source, store)
     assert producers(store) == producers(source)
     assert latest(store) == latest(source)
-    back = Engine(tmp_path / "back")
+    back = DirectoryLog(tmp_path / "back")
     copied(store, back)
     check_equal(store, back)
 
@@ -378,7 +390,7 @@ def test_a_store_that_was_cleaned_goes_on_and_keeps_its_producers(
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def refusal(source: LogEngine, destination: LogEngine, now_ms: int = NOW_MS) -> str:
+def refusal(source: Log, destination: Log, now_ms: int = NOW_MS) -> str:
     before = destination.state().number
     with pytest.raises(InvalidInputError) as caught:
         copy(source, destination, now_ms=now_ms)
@@ -386,14 +398,14 @@ def refusal(source: LogEngine, destination: LogEngine, now_ms: int = NOW_MS) -> 
     return str(caught.value)
 
 
-def test_a_topic_of_another_id_is_refused(source: Engine, destination: LogEngine) -> None:
+def test_a_topic_of_another_id_is_refused(source: DirectoryLog, destination: Log) -> None:
     destination.create_topic("t", 1)
     assert "expected the topic id" in refusal(source, destination)
 
 
-def test_another_number_of_partitions_is_refused(source: Engine, destination: LogEngine) -> None:
+def test_another_number_of_partitions_is_refused(source: DirectoryLog, destination: Log) -> None:
     copied(source, destination)
-    more = Engine(source.root.with_name("more"))
+    more = DirectoryLog(source.root.with_name("more"))
     known = source.describe("t")
     twice = dataclasses.replace(known, partitions=[*known.partitions, *known.partitions])
     with more.transaction() as transaction:
@@ -403,7 +415,7 @@ def test_another_number_of_partitions_is_refused(source: Engine, destination: Lo
 
 
 def test_a_destination_that_ends_above_the_source_is_refused(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     copied(source, destination)
     destination.append("t", [("own", "record")], now_ms=NOW_MS)
@@ -411,7 +423,7 @@ def test_a_destination_that_ends_above_the_source_is_refused(
 
 
 def test_a_destination_with_records_of_its_own_is_refused(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     add(source, 0)
     copied(source, destination)
@@ -421,7 +433,7 @@ def test_a_destination_with_records_of_its_own_is_refused(
 
 
 def test_a_source_that_may_have_lost_deletions_since_the_last_copy_is_refused(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     source.append("t", [("a", "1"), ("b", "2")], now_ms=NOW_MS)
     copied(source, destination)
@@ -433,7 +445,7 @@ def test_a_source_that_may_have_lost_deletions_since_the_last_copy_is_refused(
 
 
 def test_deletions_that_went_before_their_retention_was_raised_are_missed(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     source.alter_topic("t", {"delete.retention.ms": "0"})
     source.append("t", [("a", "1"), ("b", "2")], now_ms=NOW_MS)
@@ -446,7 +458,7 @@ def test_deletions_that_went_before_their_retention_was_raised_are_missed(
 
 
 def test_records_of_times_beyond_the_calendar_are_compared(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     for first in range(0, 30, 10):
         data = batch(first, 10, timestamp=1000 * NOW_MS).data
@@ -456,16 +468,16 @@ def test_records_of_times_beyond_the_calendar_are_compared(
     assert ends(destination) == ends(source) == (0, 30, 30)
 
 
-def test_messages_of_old_formats_are_refused(tmp_path: Path, destination: LogEngine) -> None:
+def test_messages_of_old_formats_are_refused(tmp_path: Path, destination: Log) -> None:
     broker = BrokerRoot(tmp_path / "broker")
     directory = broker.partition("t-0", (0,), 0)
     (directory / layout.segment_file(0, layout.LOG)).write_bytes(message(1, 0, b"k", b"v"))
     with pytest.raises(InvalidInputError, match="v0 or v1"):
-        copy(Engine(broker.path, read_only=True, create=False), destination, now_ms=NOW_MS)
+        copy(DirectoryLog(broker.path, read_only=True, create=False), destination, now_ms=NOW_MS)
 
 
 def test_an_unknown_topic_and_the_log_itself_are_refused(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     with pytest.raises(UnknownTopicError):
         copy(source, destination, ["nothing"], now_ms=NOW_MS)
@@ -473,7 +485,7 @@ def test_an_unknown_topic_and_the_log_itself_are_refused(
         copy(destination, destination, now_ms=NOW_MS)
 
 
-def test_a_damaged_batch_is_not_copied(source: Engine, destination: LogEngine) -> None:
+def test_a_damaged_batch_is_not_copied(source: DirectoryLog, destination: Log) -> None:
     add(source, 0)
     path = source.partition_directory("t", 0) / layout.segment_file(0, layout.LOG)
     data = bytearray(path.read_bytes())
@@ -485,7 +497,7 @@ def test_a_damaged_batch_is_not_copied(source: Engine, destination: LogEngine) -
 
 
 def test_of_two_copies_at_once_one_is_told_to_copy_again(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(source, 0)
     append = destination.append_copied
@@ -504,7 +516,7 @@ def test_of_two_copies_at_once_one_is_told_to_copy_again(
 # --- deaths --------------------------------------------------------------------------------------
 
 
-def many(source: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def many(source: DirectoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill a log whose copy takes several commits, with a gap, a transaction and producers."""
     monkeypatch.setattr(copied_batches, "COMMIT_BYTES", 300)
     source.append_raw("t", 0, joined([batch(0, 3), batch(7, 3, of=4), batch(20, 3)]), now_ms=NOW_MS)
@@ -513,7 +525,7 @@ def many(source: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER, Spoil.FAILED])
 def test_a_copy_that_dies_at_any_request_is_completed_by_the_next(
-    source: Engine, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
+    source: DirectoryLog, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
 ) -> None:
     many(source, monkeypatch)
     monkeypatch.setattr(object_log, "CommitLog", Impatient)
@@ -537,20 +549,20 @@ def test_a_copy_that_dies_at_any_request_is_completed_by_the_next(
 
 
 def test_a_copy_that_dies_before_any_act_on_files_is_completed_by_the_next(
-    source: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many(source, monkeypatch)
-    reader = Engine(source.root, read_only=True, create=False)
+    reader = DirectoryLog(source.root, read_only=True, create=False)
     n, is_reached = 0, True
     while is_reached:
         n += 1
-        log = Engine(tmp_path / f"copy-{n}")
+        log = DirectoryLog(tmp_path / f"copy-{n}")
 
-        def work(log: Engine = log) -> None:
+        def work(log: DirectoryLog = log) -> None:
             copy(reader, log, now_ms=NOW_MS)
 
         is_reached = each_act(work, n, Died())
-        again = Engine(log.root)
+        again = DirectoryLog(log.root)
         copy(reader, again, now_ms=NOW_MS)
         check_equal(reader, again)
         if n % 10 == 0 or not is_reached:
@@ -562,14 +574,14 @@ def test_a_copy_that_dies_before_any_act_on_files_is_completed_by_the_next(
 # --- what happens to the source meanwhile, and to the destination -------------------------------
 
 
-def appends(log: Engine, topic: str, *keys: str) -> None:
+def appends(log: DirectoryLog, topic: str, *keys: str) -> None:
     for key in keys:
         log.append(topic, [(key, "v")], now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize("merges", [True, False])
 def test_a_partition_that_a_cleaner_passes_meanwhile_is_copied_up_to_its_end(
-    source: Engine, destination: LogEngine, merges: bool, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, merges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The older records of its keys are gone. A merged batch may reach beyond the planned end."""
     monkeypatch.setattr(copied_batches, "COMMIT_BYTES", 1)
@@ -604,7 +616,7 @@ def test_a_partition_that_a_cleaner_passes_meanwhile_is_copied_up_to_its_end(
 
 
 def test_a_copy_during_which_deletions_were_cleaned_away_is_refused(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The records that they delete came with an earlier copy, more than the retention before."""
     monkeypatch.setattr("kafkalog.storage_engine.copying.copy.COMMIT_BYTES", 1)
@@ -626,7 +638,7 @@ def test_a_copy_during_which_deletions_were_cleaned_away_is_refused(
 
 
 def test_a_first_copy_of_a_cleaned_log_needs_no_deletions(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     source.alter_topic("t", {"delete.retention.ms": "0"})
     appends(source, "t", "a", "b")
@@ -638,7 +650,7 @@ def test_a_first_copy_of_a_cleaned_log_needs_no_deletions(
 
 
 def test_a_copy_ends_though_the_first_dirty_offset_lies_above_the_end(
-    source: Engine, destination: LogEngine
+    source: DirectoryLog, destination: Log
 ) -> None:
     appends(source, "t", "a", "b")
     with source.transaction() as transaction:
@@ -648,16 +660,16 @@ def test_a_copy_ends_though_the_first_dirty_offset_lies_above_the_end(
     assert ends(destination) == (0, 2, 2)
 
 
-def ends_of(log: LogEngine, topic: str) -> int:
+def ends_of(log: Log, topic: str) -> int:
     return log.describe(topic).partitions[0].high_watermark
 
 
-def delete_all_below(source: Engine, offset: int) -> None:
+def delete_all_below(source: DirectoryLog, offset: int) -> None:
     source.delete_records("t", 0, offset, now_ms=NOW_MS)
     source.apply_retention("t", now_ms=NOW_MS)
 
 
-def watch_commits(destination: LogEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def watch_commits(destination: Log, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let each commit of a copy have one chunk; return where the log begins after each."""
     for module in (copied_batches, copies):
         monkeypatch.setattr(module, "COMMIT_BYTES", 1)
@@ -673,7 +685,7 @@ def watch_commits(destination: LogEngine, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 def test_a_copy_takes_a_log_start_that_moved_while_it_read(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The newer record of a key is gone with it, and the copy has the older one."""
     source.alter_topic("t", {"segment.bytes": "100"})
@@ -694,7 +706,7 @@ def test_a_copy_takes_a_log_start_that_moved_while_it_read(
 
 
 def test_a_copy_goes_on_behind_segments_that_went_before_it_opened_them(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
     source.alter_topic("t", {"segment.bytes": "100"})
@@ -707,7 +719,7 @@ def test_a_copy_goes_on_behind_segments_that_went_before_it_opened_them(
 
 
 def after_the_state(
-    source: Engine, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, work: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Let something happen right after a copy has read the source's state."""
     state = source.state
@@ -723,7 +735,7 @@ def after_the_state(
 
 @pytest.mark.parametrize("before", [4, 7, 12, 16])
 def test_a_log_start_that_moves_while_a_copy_is_checked_is_taken(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch, before: int
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch, before: int
 ) -> None:
     for _ in range(2):
         appends(source, "t", *"abcdabcd")
@@ -737,7 +749,7 @@ def test_a_log_start_that_moves_while_a_copy_is_checked_is_taken(
 
 
 def test_a_first_copy_whose_end_the_log_start_passes_is_empty(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     appends(source, "t", "a", "b")
 
@@ -752,7 +764,7 @@ def test_a_first_copy_whose_end_the_log_start_passes_is_empty(
 
 
 def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_with_the_one_before(
-    source: Engine, destination: LogEngine, monkeypatch: pytest.MonkeyPatch
+    source: DirectoryLog, destination: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kafkalog.storage_engine.copying.copy.COMMIT_BYTES", 1)
     source.create_topic("z", 1, now_ms=NOW_MS)
@@ -770,7 +782,7 @@ def test_a_topic_that_is_created_again_meanwhile_is_not_mixed_with_the_one_befor
 
 
 def test_a_deleted_topic_is_copied_again_once_nothing_of_it_is_left(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     appends(source, "t", "a")
     for _ in range(2):
@@ -782,7 +794,7 @@ def test_a_deleted_topic_is_copied_again_once_nothing_of_it_is_left(
 
 
 def test_a_deleted_topic_with_records_beside_those_of_others_is_not_copied_again(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     appends(source, "t", "a")
     copied(source, store)
@@ -801,7 +813,7 @@ def test_a_deleted_topic_with_records_beside_those_of_others_is_not_copied_again
 
 @pytest.mark.parametrize("deletes", ["source", "store"])
 def test_a_store_forgets_an_open_transaction_whose_records_are_all_deleted(
-    source: Engine, store: ObjectLog, deletes: str
+    source: DirectoryLog, store: ObjectLog, deletes: str
 ) -> None:
     source.alter_topic("t", {"cleanup.policy": "delete"})
     data = BatchBuilder(base_offset=0, transactional=True, producer=(7, 0, 0), leader_epoch=0)
@@ -823,7 +835,7 @@ def test_a_store_forgets_an_open_transaction_whose_records_are_all_deleted(
 
 
 def test_records_without_timestamps_are_as_old_as_their_object(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     source.alter_topic("t", {"cleanup.policy": "delete", "retention.ms": "1000"})
     for offset in range(3):
@@ -837,7 +849,7 @@ def test_records_without_timestamps_are_as_old_as_their_object(
 
 
 def test_the_largest_timestamp_is_that_of_a_record_and_of_no_emptied_batch(
-    tmp_path: Path, source: Engine, store: ObjectLog
+    tmp_path: Path, source: DirectoryLog, store: ObjectLog
 ) -> None:
     """The last batch of a producer stays, with its largest timestamp, if its record goes."""
     source.alter_topic("t", {"segment.bytes": "150"})
@@ -849,7 +861,7 @@ def test_the_largest_timestamp_is_that_of_a_record_and_of_no_emptied_batch(
     copied(source, store)
     assert store.offset_for_time("t", -3) == {0: (0, NOW_MS + 90, 0)}
     store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
-    with Engine(tmp_path / "back") as back:
+    with DirectoryLog(tmp_path / "back") as back:
         copied(store, back)
         for log in (store, back):
             assert log.offset_for_time("t", -3) == {0: (2, NOW_MS + 50, 0)}
@@ -859,7 +871,7 @@ HOUR_MS = 3_600_000
 
 
 def test_records_without_timestamps_wait_for_the_lag_from_when_their_object_was_added(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     config = {"cleanup.policy": "compact", "min.compaction.lag.ms": str(HOUR_MS)}
     source.alter_topic("t", {**config, "segment.bytes": "100", "min.cleanable.dirty.ratio": "0"})
@@ -875,7 +887,7 @@ def test_records_without_timestamps_wait_for_the_lag_from_when_their_object_was_
 
 
 def test_a_segment_that_a_cleaning_emptied_keeps_no_record_behind_it_from_retention(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     config = {"retention.ms": str(HOUR_MS), "segment.bytes": "100"}
     source.alter_topic("t", {**config, "min.cleanable.dirty.ratio": "0"})
@@ -892,7 +904,7 @@ def test_a_segment_that_a_cleaning_emptied_keeps_no_record_behind_it_from_retent
 
 
 def test_a_cleaning_makes_records_without_timestamps_no_younger(
-    source: Engine, store: ObjectLog
+    source: DirectoryLog, store: ObjectLog
 ) -> None:
     config = {"retention.ms": str(HOUR_MS), "segment.bytes": "100"}
     source.alter_topic("t", {**config, "min.cleanable.dirty.ratio": "0"})

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.fs import files
@@ -28,7 +28,7 @@ from tests.unit.storage_engine.faults import Died
 
 NOW_MS = 1_700_000_000_000
 PRODUCER = 5
-Work: TypeAlias = Callable[[Engine], None]
+Work: TypeAlias = Callable[[DirectoryLog], None]
 
 
 def one(ms: int, size: int = 20, count: int = 1) -> Work:
@@ -45,7 +45,7 @@ def transaction(kind: int) -> Work:
     )
 
 
-def own(engine: Engine) -> None:
+def own(engine: DirectoryLog) -> None:
     engine.append("t", [("k", "v")] * 2, now_ms=NOW_MS)
 
 
@@ -61,7 +61,7 @@ def aborted_before(root: Path) -> None:
     LogBuilder(root).topic().append_raw(data, end).close()
 
 
-def dies(engine: Engine, work: Work) -> None:
+def dies(engine: DirectoryLog, work: Work) -> None:
     """Do all of a commit but the record."""
 
     def die(*args: object, **kwargs: object) -> None:
@@ -90,9 +90,9 @@ def test_no_power_cut_brings_back_what_an_attempt_that_died_has_left(
     root, cut = tmp_path / "log", tmp_path / "cut"
     before(root)
     with Recorder(root) as recorder:
-        dies(Engine(root), attempt)
+        dies(DirectoryLog(root), attempt)
         tried = len(recorder.acts)
-        retry(Engine(root))
+        retry(DirectoryLog(root))
     disk = Disk(recorder.begin)
     for act in recorder.acts:
         disk.apply(act)
@@ -106,7 +106,7 @@ def check(cut: Path, expected: list[int]) -> None:
     with booted("after the cut"):
         assert offsets(cut) == expected
         assert damage(cut) == []
-        Engine(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
+        DirectoryLog(cut).append("t", [("k", "v")], now_ms=NOW_MS + 2_000)
         assert damage(cut) == []
 
 
@@ -134,7 +134,7 @@ def test_half_an_entry_of_an_abort_that_died_is_none(
     (path,) = list(root.glob("t-0/*.txnindex")) or [root / "t-0" / f"{0:020}.txnindex"]
     earlier = path.read_bytes() if path.exists() else b""
     is_far = before is begun_far
-    dies(Engine(root), ends(ABORT) if is_far else transaction(ABORT))
+    dies(DirectoryLog(root), ends(ABORT) if is_far else transaction(ABORT))
     entry = path.read_bytes().removeprefix(earlier)
     assert len(entry) == 34
     for size in range(len(entry) + 1):
@@ -146,7 +146,7 @@ def test_half_an_entry_of_an_abort_that_died_is_none(
             assert damage(cut) == []
             expected = offsets(root)
             assert offsets(cut) == expected
-            (ends(COMMIT) if is_far else transaction(COMMIT))(Engine(cut))
+            (ends(COMMIT) if is_far else transaction(COMMIT))(DirectoryLog(cut))
             check(cut, [*expected, *([*range(250, 260)] if is_far else [3])])
             left = cut / "t-0" / path.name
             assert (left.read_bytes() if left.exists() else b"") == earlier
@@ -160,13 +160,13 @@ def test_an_entry_stays_whose_marker_damage_hides(
 ) -> None:
     aborted_before(tmp_path)
     if follows:
-        own(Engine(tmp_path))
+        own(DirectoryLog(tmp_path))
     (path,) = tmp_path.glob("t-0/*.txnindex")
     entries, log = path.read_bytes(), path.with_suffix(layout.LOG)
     data = bytearray(log.read_bytes())
     data[[position for position, _ in iterate_headers(data)][batch] + byte] ^= 0xFF
     log.write_bytes(data)
-    own(Engine(tmp_path))
+    own(DirectoryLog(tmp_path))
     assert path.read_bytes() == entries
 
 
@@ -200,12 +200,12 @@ def test_a_cut_whose_sync_failed_is_made_again(
     root, cut = tmp_path / "log", tmp_path / "cut"
     before(root)
     with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
-        dies(Engine(root), attempt)
+        dies(DirectoryLog(root), attempt)
         tried = len(recorder.acts)
         patch.setattr(files, "sync_file", Refused(ending, 1))
         with pytest.raises(StorageError, match="the disk refused"):
-            retry(Engine(root))
-        retry(Engine(root))
+            retry(DirectoryLog(root))
+        retry(DirectoryLog(root))
     disk = Disk(recorder.begin)
     for act in recorder.acts:
         disk.apply(act)
@@ -216,13 +216,13 @@ def test_a_cut_whose_sync_failed_is_made_again(
 
 def test_a_log_that_a_failed_sync_left_is_cut_until_a_sync_succeeds(tmp_path: Path) -> None:
     root, cut = tmp_path / "log", tmp_path / "cut"
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("t", 1, now_ms=NOW_MS)
         own(engine)
     refused = Refused(".log", 2)
     with Recorder(root) as recorder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(files, "sync_file", refused)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         opened = len(os.listdir("/proc/self/fd"))
         for _ in range(2):  # the commit's own sync, and that of its cut
             with pytest.raises(StorageError, match="the disk refused"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import journal
 from tests.unit.storage_engine.damage import (
@@ -103,7 +103,7 @@ def test_half_a_swap_is_read_up_to_a_batch_whose_last_offset_is_damaged(
     *before, damaged = swap.batches
     place = len(swap.data) - len(damaged.data) + 23  # the offset delta, which is negative then
     (root.path / log.name / swap.name).write_bytes(flipped(swap.data, place, 0x80))
-    engine = Engine(root.path, read_only=True, create=False)
+    engine = DirectoryLog(root.path, read_only=True, create=False)
     rows = [row for item in before for row in item.rows if not item.is_control]
     assert read(engine, log, committed=False, end=damaged.base) == rows
     with pytest.raises(KafkaLogError):

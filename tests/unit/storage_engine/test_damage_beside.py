@@ -11,10 +11,9 @@ import pytest
 
 from kafkalog.cleaner.key_index import key_index
 from kafkalog.storage_engine.broker import metadata_log
+from kafkalog.storage_engine.directory import ended_pins, pin_file, staged_contents
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.reading import ended_pins, pin_file
 from kafkalog.storage_engine.segment.log_scanner import METADATA, FaultAction
-from kafkalog.storage_engine.writing import staged_contents
 from tests.unit.storage_engine.damage import BrokerJudge, Judge, cases, flipped, kind_of, places
 from tests.unit.storage_engine.damage_beside import JUDGES, BesideJudge
 from tests.unit.storage_engine.sample_root import Root

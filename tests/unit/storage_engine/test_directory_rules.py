@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata import checkpoints
 from tests.builders.batch_builder import batch
 from tests.builders.segment_files import write_segment
 
 
-def broker_directory(root: Path, *names: str) -> Engine:
+def broker_directory(root: Path, *names: str) -> DirectoryLog:
     """What a broker that was shut down leaves: a record in each partition."""
     root.mkdir(exist_ok=True)
     (root / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=0\n")
@@ -20,7 +20,7 @@ def broker_directory(root: Path, *names: str) -> Engine:
     for name in names:
         (root / name).mkdir()
         write_segment(root / name, 0, [batch(0, 1)])
-    return Engine(root)
+    return DirectoryLog(root)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_partitions_directory_is_split_at_the_last_hyphen(
 
 def test_a_root_without_hyphenless_directories_is_what_is_written(tmp_path: Path) -> None:
     """A broker refuses to load a directory with another name than a partition's."""
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("a", 2)
         engine.append("a", [("k", "v")], now_ms=5)
         engine.delete_topic("a", now_ms=5)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import batch
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
@@ -101,7 +101,7 @@ def test_a_log_whose_journal_is_lost_says_so_and_can_be_adopted(
     root = our_log(tmp_path / "log")
     (root / "commit").unlink()
     with pytest.raises(InvalidInputError, match=r"`commit` is missing.*copy.*kafkalog adopt"):
-        Engine(root, read_only=read_only)
+        DirectoryLog(root, read_only=read_only)
     with pytest.raises(InvalidInputError, match=r"`commit` is missing.*copy.*kafkalog adopt"):
         give_back(root)
     assert take(root).partitions == 2
@@ -111,7 +111,7 @@ def test_a_log_whose_journal_is_lost_says_so_and_can_be_adopted(
     take(root)
     (root / "commit").unlink()
     with pytest.raises(InvalidInputError, match=r"`commit` is missing.*finish a release"):
-        Engine(root, read_only=read_only)
+        DirectoryLog(root, read_only=read_only)
 
 
 @pytest.mark.parametrize("read_only", [True, False])
@@ -121,7 +121,7 @@ def test_a_log_that_was_released_says_so_and_can_be_adopted(
     root = our_log(tmp_path / "log")
     give_back(root)
     with pytest.raises(InvalidInputError, match=r"was released.*kafkalog adopt"):
-        Engine(root, read_only=read_only)
+        DirectoryLog(root, read_only=read_only)
     assert take(root).partitions == 2
     assert values(root, partition=0) == [b"v"]
 
@@ -137,14 +137,14 @@ def test_no_log_is_created_inside_of_another(tmp_path: Path, sign: str, name: st
         (root / "commit").rename(root / sign)
     before = everything(root)
     with pytest.raises(InvalidInputError, match=f"inside of a log directory.*give {root}"):
-        Engine(root / name)
+        DirectoryLog(root / name)
     assert everything(root) == before
 
 
 def test_no_log_is_created_among_files_of_others(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InvalidInputError, match=r"not empty \(it has 'notes\.txt'\)"):
-        Engine(tmp_path)
+        DirectoryLog(tmp_path)
     assert list(everything(tmp_path)) == ["notes.txt"]
 
 
@@ -153,14 +153,14 @@ def test_a_new_disk_takes_a_log_and_a_log_any_files(tmp_path: Path) -> None:
     (tmp_path / ".hidden").touch()
     our_log(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    assert Engine(tmp_path).topics() == ["empty", "t"]
+    assert DirectoryLog(tmp_path).topics() == ["empty", "t"]
 
 
 # --- a log that is closed ------------------------------------------------------------------------
 
 
 def test_a_closed_log_is_read_and_not_written(tmp_path: Path) -> None:
-    engine = Engine(our_log(tmp_path / "log"))
+    engine = DirectoryLog(our_log(tmp_path / "log"))
     engine.close()
     engine.close()
     for write in (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import early_sync, file_system, files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
@@ -44,17 +44,19 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    engine = Engine(tmp_path)
+def engine(tmp_path: Path) -> DirectoryLog:
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     return engine
 
 
-def append(engine: Engine, value: str) -> None:
+def append(engine: DirectoryLog, value: str) -> None:
     engine.append("t", [("k", value)], now_ms=NOW_MS)
 
 
-def test_a_log_that_was_synced_early_is_synced_again_before_the_record(engine: Engine) -> None:
+def test_a_log_that_was_synced_early_is_synced_again_before_the_record(
+    engine: DirectoryLog,
+) -> None:
     system = Synced()
     with file_system.replaced(system):
         append(engine, "v")
@@ -62,7 +64,9 @@ def test_a_log_that_was_synced_early_is_synced_again_before_the_record(engine: E
     assert system.early == [name] and name in system.last
 
 
-def test_an_early_sync_that_fails_fails_the_commit_and_nothing_is_appended(engine: Engine) -> None:
+def test_an_early_sync_that_fails_fails_the_commit_and_nothing_is_appended(
+    engine: DirectoryLog,
+) -> None:
     append(engine, "v")
     with (
         file_system.replaced(Synced(OSError(errno.EIO, "it broke"))),

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata import checkpoints, directory_signs
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -27,7 +28,6 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.place import open_engine
-from kafkalog.storage_engine.store import Store
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.faults import Died
 
@@ -36,7 +36,7 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("x")
     with pytest.raises(InvalidInputError, match="a log is a directory, this is a file"):
-        Engine(path)
+        DirectoryLog(path)
 
 
 @pytest.mark.parametrize("path", ["file:///log", ["/log", "gs://bucket"], "hdfs://host/log"])
@@ -50,7 +50,7 @@ def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_path_below_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="the log's directory cannot be created"):
-        Engine(tmp_path / "file" / "log")
+        DirectoryLog(tmp_path / "file" / "log")
 
 
 @pytest.mark.parametrize("partitions", [0, -1, 2**31 - 1])
@@ -63,14 +63,14 @@ def test_a_number_of_partitions_out_of_range_is_an_error(
 
 def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no log here"):
-        Engine(tmp_path, read_only=True)
+        DirectoryLog(tmp_path, read_only=True)
 
 
 @pytest.mark.parametrize("options", [{"read_only": True}, {"create": False}])
 def test_who_may_create_no_log_creates_none_where_one_vanishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, bool]
 ) -> None:
-    Engine(tmp_path / "log").close()
+    DirectoryLog(tmp_path / "log").close()
     check = directory_signs.check_is_log
 
     def checked(root: Path) -> None:
@@ -79,25 +79,25 @@ def test_who_may_create_no_log_creates_none_where_one_vanishes(
 
     monkeypatch.setattr(directory_signs, "check_is_log", checked)
     with contextlib.suppress(KafkaLogError, OSError):
-        Engine(tmp_path / "log", **options).close()
+        DirectoryLog(tmp_path / "log", **options).close()
     assert not (tmp_path / "log").exists()
 
 
 def test_who_opens_a_partition_is_told_the_log(tmp_path: Path) -> None:
-    Engine(tmp_path / "log").create_topic("t")
+    DirectoryLog(tmp_path / "log").create_topic("t")
     with pytest.raises(InvalidInputError, match=f"partition t-0 of the log in {tmp_path / 'log'}"):
-        Engine(tmp_path / "log" / "t-0", read_only=True)
+        DirectoryLog(tmp_path / "log" / "t-0", read_only=True)
 
 
 def test_a_directory_of_something_else_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "documents").mkdir()
     with pytest.raises(InvalidInputError, match="the directory is not empty"):
-        Engine(tmp_path)
+        DirectoryLog(tmp_path)
 
 
 def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / layout.META_PROPERTIES).write_text("version=1\n")
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     with pytest.raises(InvalidInputError, match="a Kafka broker's log directory is only read"):
         engine.create_topic("t")
     assert [path.name for path in tmp_path.iterdir()] == [layout.META_PROPERTIES]
@@ -111,7 +111,7 @@ def test_a_topic_is_there_for_every_process(place: Path | str) -> None:
 
 
 def test_a_partition_directory_carries_kafkas_metadata(tmp_path: Path) -> None:
-    topic = Engine(tmp_path).create_topic("t")
+    topic = DirectoryLog(tmp_path).create_topic("t")
     directory = tmp_path / "t-0"
     assert checkpoints.read_topic_id(directory) == topic.topic_id
     assert (directory / layout.CANARY).exists()
@@ -120,14 +120,14 @@ def test_a_partition_directory_carries_kafkas_metadata(tmp_path: Path) -> None:
 
 
 def test_the_first_append_notes_the_leader_epoch(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     engine.append("t", [("k", "v")])
     assert (tmp_path / "t-0" / layout.LEADER_EPOCH_CHECKPOINT).read_text() == "0\n1\n0 0\n"
 
 
 def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t")
         engine.append("t", [("k", "v")] * 4)
     assert (tmp_path / layout.REPLICATION_CHECKPOINT).read_text() == "0\n1\nt 0 4\n"
@@ -143,7 +143,7 @@ def test_an_existing_topic_is_not_created_again(place: Path | str) -> None:
 
 
 def test_a_directory_left_by_a_creation_that_died_is_replaced(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     with pytest.raises(RuntimeError), engine.transaction() as transaction:
         transaction.create_topic("t", NewTopic(2, {}))
         raise RuntimeError
@@ -162,8 +162,8 @@ def test_a_creation_that_died_with_records_written_is_done_again(
     )
 
     def commit() -> None:
-        engine = Engine(tmp_path)
-        writer = StagedWriter(tmp_path, engine.state(), now_ms=lambda: 1, new_topic=new)
+        engine = DirectoryLog(tmp_path)
+        writer = StagedWriter(engine, engine.state(), now_ms=lambda: 1, new_topic=new)
         writer.append("t", rows)
         engine.commit([writer.finish()], writer=Writer("query", "t", 0), create=new)
 
@@ -172,7 +172,7 @@ def test_a_creation_that_died_with_records_written_is_done_again(
         commit()
     assert any(path.stat().st_size for path in tmp_path.glob("t-*/*.log"))
     commit()
-    assert sum(end for _, end in Engine(tmp_path).offsets("t").values()) == 1
+    assert sum(end for _, end in DirectoryLog(tmp_path).offsets("t").values()) == 1
     assert not list(tmp_path.glob(f"t-*/{layout.UNRECORDED}"))
 
 
@@ -188,13 +188,13 @@ def test_every_directory_on_the_way_to_a_new_log_is_synced(
     synced: set[Path] = set()
     monkeypatch.setattr(files, "sync_directory", lambda path: synced.add(path.resolve()))
     root = tmp_path / "a" / "b"
-    Engine(root)
+    DirectoryLog(root)
     mount = next(path for path in root.parents if path.is_mount())
     assert synced == {root, *(path for path in root.parents if path.is_relative_to(mount))}
 
 
 def test_a_directory_with_records_is_never_replaced(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     (tmp_path / "t-0").mkdir()
     (tmp_path / "t-0" / layout.segment_file(0, layout.LOG)).write_bytes(b"records of a broker")
     with pytest.raises(StorageError, match="is not a partition of this log"):
@@ -202,7 +202,7 @@ def test_a_directory_with_records_is_never_replaced(tmp_path: Path) -> None:
 
 
 def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     (tmp_path / "t-0").mkdir()
     for name in (layout.UNRECORDED, "leader-epoch-checkpoint.tmp"):
         (tmp_path / "t-0" / name).touch()
@@ -226,7 +226,7 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
     ],
 )
 def test_what_is_no_whole_number_is_refused(
-    place: Path | str, act: Callable[[LogEngine], object]
+    place: Path | str, act: Callable[[Log], object]
 ) -> None:
     log = open_engine(place)
     log.create_topic("t", config={"cleanup.policy": "delete"})
@@ -370,9 +370,9 @@ def test_a_record_above_max_message_bytes_is_an_error(place: Path | str) -> None
 HEAVY = """
 import sys
 import kafkalog
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.store import Store
-engine = Engine(sys.argv[1])
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
+engine = DirectoryLog(sys.argv[1])
 engine.create_topic("t", 1, exist_ok=True)
 engine.offsets("t")
 engine.commit([])
@@ -387,13 +387,13 @@ def test_opening_planning_and_committing_import_nothing_heavy(tmp_path: Path) ->
 
 
 def test_the_tasks_of_a_process_read_an_unchanged_journal_once(tmp_path: Path) -> None:
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.create_topic("t", 1)
         states = []
         for _ in range(2):
-            with Store(tmp_path, read_only=True, create=False, is_task=True) as store:
+            with ReadableDirectory(tmp_path, read_only=True, create=False, is_task=True) as store:
                 states.append(store.state())
         assert states[0] is states[1]
         engine.append("t", [("k", "v")])
-        with Store(tmp_path, read_only=True, create=False, is_task=True) as store:
+        with ReadableDirectory(tmp_path, read_only=True, create=False, is_task=True) as store:
             assert store.describe("t").partitions[0].high_watermark == 1

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import LockedByBrokerError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem
@@ -56,21 +56,21 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_log_held_by_a_broker_is_not_written_but_read(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     engine.append("t", [("k", "v")])
     process = broker(tmp_path)
     assert answer(process) == b"locked"
     with pytest.raises(LockedByBrokerError, match="a Kafka broker holds this directory"):
         engine.append("t", [("k", "w")])
-    assert sum(b.num_rows for b in Engine(tmp_path, read_only=True).read("t", 0)) == 1
+    assert sum(b.num_rows for b in DirectoryLog(tmp_path, read_only=True).read("t", 0)) == 1
     stop(process)
     engine.append("t", [("k", "w")])
 
 
 @needs_linux
 def test_a_broker_is_kept_out_while_we_write(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     with engine.transaction():
         process = broker(tmp_path)
         assert answer(process) == b"refused"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.transactions.transaction_index import (
@@ -21,26 +21,26 @@ INT32_MAX = 2**31 - 1
 NOW_MS = 1_700_000_000_000
 
 
-def topic(root: Path, **config: str) -> Engine:
-    engine = Engine(root)
+def topic(root: Path, **config: str) -> DirectoryLog:
+    engine = DirectoryLog(root)
     engine.create_topic("t", 1, {key.replace("_", "."): text for key, text in config.items()})
     return engine
 
 
-def append(engine: Engine, *batches: BuiltBatch) -> None:
+def append(engine: DirectoryLog, *batches: BuiltBatch) -> None:
     engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
 
 
-def read(engine: Engine, isolation_level: str = "read_committed") -> list[int]:
+def read(engine: DirectoryLog, isolation_level: str = "read_committed") -> list[int]:
     tables = engine.read("t", 0, isolation_level=isolation_level)
     return [offset for table in tables for offset in table["offset"].to_pylist()]
 
 
-def directory(engine: Engine) -> Path:
+def directory(engine: DirectoryLog) -> Path:
     return engine.partition_directory("t", 0)
 
 
-def bases(engine: Engine) -> list[int]:
+def bases(engine: DirectoryLog) -> list[int]:
     return [segment.base_offset for segment in list_segments(directory(engine))]
 
 
@@ -99,7 +99,7 @@ def test_the_first_abort_makes_the_transaction_index_and_later_ones_follow(
     assert aborted_transactions(path) == [first]
     assert str(path) in synced
     engine.close()
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     append(engine, batch(4, 1, of=8), marker(5, ABORT, 8))
     assert aborted_transactions(path) == [first, AbortedTransaction(8, 4, 5, 6)]
     assert read(engine) == [1]
@@ -132,6 +132,6 @@ def test_a_preallocated_segment_is_trimmed_when_it_is_closed(tmp_path: Path) -> 
     assert sizes[:-1] == whole[:-1]
     assert sizes[-1] == 300
     engine.close()
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     append(engine, batch(9, 1))
     assert read(engine) == list(range(10))

@@ -12,16 +12,16 @@ import pytest
 import kafkalog
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
-from kafkalog.storage_engine.log.log_engine import LogEngine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.place import read_places
 from tests.builders.batch_builder import batch
 from tests.builders.rescued import rescued
@@ -95,7 +95,7 @@ def test_an_adoption_leaves_a_partition_of_another_topic_as_it_is(tmp_path: Path
     report = adopt(root.path, now_ms=NOW_MS)
     assert any("t-1: set aside" in each for each in report.notices)
     assert {path.name: path.read_bytes() for path in (root.path / "t-1").iterdir()} == before
-    assert set(Engine(root.path, read_only=True).offsets("t")) == {0, 2}
+    assert set(DirectoryLog(root.path, read_only=True).offsets("t")) == {0, 2}
     assert any("t-1" in each for each in notices(root.path))
 
 
@@ -253,7 +253,7 @@ def all_names(bucket: str) -> list[str]:
 
 def log_of_kind(root: Path, kind: str) -> None:
     if kind == "ours":
-        with Engine(root) as log:
+        with DirectoryLog(root) as log:
             log.create_topic("orders")
             return
     rescued(root)
@@ -265,26 +265,26 @@ def log_of_kind(root: Path, kind: str) -> None:
 
 
 @pytest.fixture(params=["directory", "store"])
-def destination(request: pytest.FixtureRequest, tmp_path: Path) -> LogEngine:
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> Log:
     if request.param == "directory":
-        return Engine(tmp_path / "copy")
+        return DirectoryLog(tmp_path / "copy")
     return ObjectLog(memory_address())
 
 
 @pytest.mark.parametrize("cleaned", ["checkpoint", "missing", "damaged"])
 def test_a_second_copy_that_may_miss_a_deletion_is_refused(
-    tmp_path: Path, destination: LogEngine, cleaned: str
+    tmp_path: Path, destination: Log, cleaned: str
 ) -> None:
     root = BrokerRoot(tmp_path / "log")
     root.partition("t-0", (0,), 50)
-    copy(Engine(root.path, read_only=True), destination, now_ms=NOW_MS)
+    copy(DirectoryLog(root.path, read_only=True), destination, now_ms=NOW_MS)
     shutil.rmtree(root.path / "t-0")
     root.partition("t-0", (0, 90), 100)
     if cleaned == "checkpoint":
         root.checkpoint(broker_root.CLEANER, {"t-0": 90})
     elif cleaned == "damaged":
         (root.path / broker_root.CLEANER).write_bytes(b"garbage")
-    source = Engine(root.path, read_only=True)
+    source = DirectoryLog(root.path, read_only=True)
     with pytest.raises(InvalidInputError, match=r"--config t:delete\.retention\.ms="):
         copy(source, destination, now_ms=NOW_MS + 1)
     given = {"*": {"delete.retention.ms": "1000"}}
@@ -295,15 +295,15 @@ def test_a_second_copy_that_may_miss_a_deletion_is_refused(
 
 
 def test_a_broker_that_has_cleaned_nothing_has_removed_no_deletion(
-    tmp_path: Path, destination: LogEngine
+    tmp_path: Path, destination: Log
 ) -> None:
     root = BrokerRoot(tmp_path / "log")
     root.checkpoint(broker_root.CLEANER, {})
     root.partition("t-0", (0,), 50)
-    copy(Engine(root.path, read_only=True), destination, now_ms=NOW_MS)
+    copy(DirectoryLog(root.path, read_only=True), destination, now_ms=NOW_MS)
     shutil.rmtree(root.path / "t-0")
     root.partition("t-0")
-    copy(Engine(root.path, read_only=True), destination, now_ms=NOW_MS)
+    copy(DirectoryLog(root.path, read_only=True), destination, now_ms=NOW_MS)
     assert destination.offsets("t") == {0: (0, 100)}
 
 
@@ -325,7 +325,7 @@ def test_an_internal_topic_stays_with_kafka(tmp_path: Path, name: str) -> None:
     root.partition("t-0")
     root.partition(f"{name}-0", topic_id=OTHER_ID)
     assert adopt(root.path, now_ms=NOW_MS).topics == ("t",)
-    with Engine(root.path) as log, pytest.raises(KafkaLogError):
+    with DirectoryLog(root.path) as log, pytest.raises(KafkaLogError):
         log.create_topic(name)
 
 

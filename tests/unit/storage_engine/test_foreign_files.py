@@ -16,7 +16,7 @@ import snappy
 
 import kafkalog
 from kafkalog.errors import CorruptBatchError, InvalidInputError, OffsetOutOfRangeError
-from kafkalog.storage_engine.engine import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders import batch_builder
 from tests.builders.batch_builder import Record, batch_data, varint
 from tests.unit.storage_engine.damage import Judge, read
@@ -197,14 +197,14 @@ def test_a_batch_that_lies_is_a_corrupt_batch_and_hides_nothing_before_it(
     below = [row for row in log.rows(committed=False) if row.offset < 10]
     engine = kafkalog.open(root.path)
     for committed in (True, False):
-        assert read(engine_of(engine), log, committed=committed, end=10) == below
+        assert read(directory_log_of(engine), log, committed=committed, end=10) == below
         with pytest.raises(CorruptBatchError, match=r"at byte \d+: expected"):
-            read(engine_of(engine), log, committed=committed)
+            read(directory_log_of(engine), log, committed=committed)
     assert len(engine.status(now_ms=NOW_MS)) == 1
     (stats,) = engine.clean("one", force=True, now_ms=NOW_MS)
     assert stats.error is not None
     engine.append("one", [("new", "v")], now_ms=NOW_MS)
-    assert read(engine_of(engine), log, committed=False, end=10) == below
+    assert read(directory_log_of(engine), log, committed=False, end=10) == below
 
 
 # --- names and offsets ---------------------------------------------------------------------------

@@ -17,11 +17,11 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, KafkaLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 from kafkalog.storage_engine.segment import gaps
 from kafkalog.storage_engine.segment.gaps import GapCollector, GapFile, Section
@@ -442,10 +442,10 @@ def test_a_raw_append_that_died_anywhere_leaves_no_gap(
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(first, root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         many = [at_times(10 * k) for k in range(2, 9)]
         fired = each_act(lambda e=engine, b=many: LogBuilder(e).append_raw(*b), n, make())
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         before = offsets(engine)
         assert before in ([3, 8], [3, 8, 20, 30, 40, 50, 60, 70, 80]), n
         end = engine.offsets("t")[0][1]
@@ -484,7 +484,7 @@ def test_a_damaged_list_of_raw_gaps_is_refused_by_reads_and_appends(tmp_path: Pa
     path.write_bytes(data[:-1])
     with pytest.raises(KafkaLogError, match="kl-raw-gaps"):
         offsets(engine)
-    with Engine(tmp_path) as other, pytest.raises(KafkaLogError, match="kl-raw-gaps"):
+    with DirectoryLog(tmp_path) as other, pytest.raises(KafkaLogError, match="kl-raw-gaps"):
         other.append("t", [("k", "v")], now_ms=NOW_MS)
     path.write_bytes(data)
     assert offsets(engine) == [3]
@@ -501,7 +501,7 @@ def test_an_adopted_log_is_listed_from_its_end_on_and_a_released_one_nowhere(
     write_segment(directory, 0, [batch(0, 5), batch(20, 5), batch(40, 5)])
     root.shut_down()
     adopt(root.path, config={"t": {"cleanup.policy": "delete"}}, now_ms=NOW_MS)
-    engine = Engine(root.path)
+    engine = DirectoryLog(root.path)
     state = engine.describe("t").partitions[0]
     assert state.listed_from == state.high_watermark == 100
     LogBuilder(engine).append_raw(at_times(110))
@@ -510,10 +510,10 @@ def test_an_adopted_log_is_listed_from_its_end_on_and_a_released_one_nowhere(
     engine.close()
     release(root.path, now_ms=NOW_MS)
     assert not list(directory.glob("kl-*"))
-    assert offsets(Engine(root.path, read_only=True)) == whole
+    assert offsets(DirectoryLog(root.path, read_only=True)) == whole
     (directory / "kl-gaps").write_bytes(b"stale")
     adopt(root.path, config={"t": {"cleanup.policy": "delete"}}, now_ms=NOW_MS)
-    engine = Engine(root.path)
+    engine = DirectoryLog(root.path)
     assert engine.describe("t").partitions[0].listed_from == 111
     assert offsets(engine) == whole
     assert not list(directory.glob("kl-*gaps*"))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafkalog.storage_engine.directory.active_segment import ActiveSegment
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
-from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 from tests.builders.batch_builder import at_times, joined
 
 BASE = 1000

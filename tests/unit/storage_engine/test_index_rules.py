@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex, offset_entry, time_entry
 from tests.builders.batch_builder import at_times, batch, joined
 from tests.builders.log_builder import LogBuilder
@@ -133,7 +133,7 @@ def test_entry_sizes_are_8_12(tmp_path: Path) -> None:
 # --- what is written -----------------------------------------------------------------------------
 
 
-def append(engine: Engine, *timestamps: int, size: int = 10) -> None:
+def append(engine: DirectoryLog, *timestamps: int, size: int = 10) -> None:
     """Append a batch of one record for each timestamp, in one append."""
     with engine.transaction() as transaction:
         items = [batch(i, 1, timestamp=at, size=size) for i, at in enumerate(timestamps)]
@@ -168,7 +168,7 @@ def test_a_reopened_index_goes_on_after_its_last_entry(tmp_path: Path) -> None:
     append(engine, 1, 2, 3)
     before = index_entries(engine), time_index_entries(engine)
     engine.close()
-    append(Engine(tmp_path), 4)
+    append(DirectoryLog(tmp_path), 4)
     assert index_entries(engine)[:-1] == before[0]
     assert time_index_entries(engine) == [*before[1], (4, 3)]
 

@@ -15,7 +15,7 @@ import kafkalog
 from kafkalog.errors import DataLossError, StorageError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from tests.builders.batch_builder import COMMIT, batch, marker
 from tests.builders.log_contents import records

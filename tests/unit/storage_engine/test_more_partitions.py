@@ -14,7 +14,7 @@ from aiokafka.partitioner import murmur2
 import kafkalog
 from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.log_contents import damage
@@ -97,16 +97,16 @@ def test_a_growth_that_died_anywhere_can_be_repeated(tmp_path: Path) -> None:
     while running:
         number += 1
         root = tmp_path / f"{number}"
-        with Engine(root) as engine:
+        with DirectoryLog(root) as engine:
             engine.create_topic("t", 2, DELETED)
             engine.append("t", [(key, "old") for key in KEYS])
 
         def grow(root: Path = root) -> None:
-            with Engine(root) as engine:
+            with DirectoryLog(root) as engine:
                 engine.alter_topic("t", partitions=4)
 
         running = each_act(grow, number, Died())
-        with Engine(root) as engine:
+        with DirectoryLog(root) as engine:
             if len(engine.describe("t").partitions) == 2:
                 engine.alter_topic("t", partitions=4)
             engine.append("t", [(key, "new") for key in KEYS])
@@ -146,5 +146,5 @@ def test_what_a_sink_staged_before_the_growth_is_committed_after_it(log: KafkaLo
 def test_partitions_that_another_broker_has_let_a_topic_not_grow(tmp_path: Path) -> None:
     broker_partition(tmp_path, "t-1", TOPIC_ID)
     take(tmp_path, config={"t": DELETED})
-    with Engine(tmp_path) as engine, pytest.raises(InvalidInputError, match="in another log"):
+    with DirectoryLog(tmp_path) as engine, pytest.raises(InvalidInputError, match="in another log"):
         engine.alter_topic("t", partitions=4)

@@ -23,6 +23,7 @@ from kafkalog.errors import (
     UnknownTopicError,
 )
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.object_store import mixed_object, object_log, staged_objects
@@ -32,7 +33,6 @@ from kafkalog.storage_engine.object_store.mixed_object import footer_of
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.writing import staging
-from kafkalog.storage_engine.writing.commit import STAGED_RETENTION_MS
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.object_store_proxy import Fault, Rule, StoreProxy

@@ -20,7 +20,7 @@ import kafkalog
 from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.inspection.dump import dump_file
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
+from kafkalog.storage_engine.ownership.adopt import adopt
 
 TARGET = b"what a link leads to"
 

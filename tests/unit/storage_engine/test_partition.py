@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import partition_directory
@@ -66,7 +66,7 @@ def test_max_compaction_lag_bounds_the_age_of_the_active_segment(tmp_path: Path)
 def test_jitter_rolls_earlier_and_the_same_in_every_process(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_ms=1_000_000, segment_jitter_ms=1_000_000).engine
     for n in range(40):
-        LogBuilder(Engine(tmp_path)).fill(now_ms=NOW_MS + n * 100_000)
+        LogBuilder(DirectoryLog(tmp_path)).fill(now_ms=NOW_MS + n * 100_000)
     assert len(segment_bases(engine)) > 4
 
 
@@ -184,7 +184,7 @@ def test_opening_never_cuts(tmp_path: Path) -> None:
     path = tmp_path / "t-0" / layout.segment_file(0, layout.LOG)
     path.write_bytes(path.read_bytes() + b"uncommitted")
     size = path.stat().st_size
-    Engine(tmp_path).close()
+    DirectoryLog(tmp_path).close()
     assert path.stat().st_size == size
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from kafkalog.errors import CorruptLogError, StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import ended_pins, pins
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.pin_file import Pin, PinnedPartition
+from kafkalog.storage_engine.directory.pins import LEASE_MS, Action, LivePins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.reading import ended_pins, pins
-from kafkalog.storage_engine.reading.pin_file import Pin, PinnedPartition
-from kafkalog.storage_engine.reading.pins import LEASE_MS, Action, LivePins
 from tests.builders.log_builder import LogBuilder
 from tests.unit.storage_engine.faults import Died, each_act
 
@@ -34,11 +34,11 @@ TWO = Action("app", "execution 2")
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> DirectoryLog:
     return LogBuilder(tmp_path).topic(partitions=2).fill().engine
 
 
-def pinned(engine: Engine, action: Action = ONE, now_ms: int = NOW) -> Pin:
+def pinned(engine: DirectoryLog, action: Action = ONE, now_ms: int = NOW) -> Pin:
     found = pins.pin(engine.root, action, engine.state, now_ms)
     assert found is not None
     return found
@@ -48,16 +48,16 @@ def names(root: Path) -> list[str]:
     return sorted(name for name in os.listdir(root) if name.startswith(layout.PIN))
 
 
-def limit(engine: Engine, now_ms: int, partition: int = 0) -> int:
+def limit(engine: DirectoryLog, now_ms: int, partition: int = 0) -> int:
     return LivePins(engine.root, now_ms).limit("t", engine.describe("t").topic_id, partition)
 
 
-def key_partition(engine: Engine) -> int:
+def key_partition(engine: DirectoryLog) -> int:
     (partition,) = [n for n, (_, end) in engine.offsets("t").items() if end]
     return partition
 
 
-def test_an_action_keeps_its_first_moment_and_another_one_has_its_own(engine: Engine) -> None:
+def test_an_action_keeps_its_first_moment_and_another_one_has_its_own(engine: DirectoryLog) -> None:
     first = pinned(engine)
     LogBuilder(engine).fill(3)
     number = key_partition(engine)
@@ -69,19 +69,19 @@ def test_an_action_keeps_its_first_moment_and_another_one_has_its_own(engine: En
     assert len(names(engine.root)) == 2
 
 
-def test_what_a_pin_does_not_know_it_does_not_invent(engine: Engine) -> None:
+def test_what_a_pin_does_not_know_it_does_not_invent(engine: DirectoryLog) -> None:
     pin = pinned(engine)
     assert pin.partition("t", "another id", 0) is None
     assert pin.partition("t", engine.describe("t").topic_id, 2) is None
     assert pin.partition("u", "", 0) is None
 
 
-def test_of_many_that_pin_at_once_one_wins(engine: Engine) -> None:
+def test_of_many_that_pin_at_once_one_wins(engine: DirectoryLog) -> None:
     found: list[Pin] = []
     barrier = threading.Barrier(8)
 
     def work() -> None:
-        own = Engine(engine.root, read_only=True)
+        own = DirectoryLog(engine.root, read_only=True)
         barrier.wait()
         found.append(pinned(own))
 
@@ -97,7 +97,7 @@ def test_of_many_that_pin_at_once_one_wins(engine: Engine) -> None:
     assert len(names(engine.root)) == 1
 
 
-def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: Engine) -> None:
+def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: DirectoryLog) -> None:
     pin = pinned(engine)
     number = key_partition(engine)
     LogBuilder(engine).fill()
@@ -111,7 +111,7 @@ def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: Engine) -> Non
     ) == (1, NOW + 2 * LEASE_MS)  # fmt: skip
 
 
-def test_a_time_far_in_the_future_is_no_lease(engine: Engine) -> None:
+def test_a_time_far_in_the_future_is_no_lease(engine: DirectoryLog) -> None:
     """A host whose clock is wrong must not stop the cleaner for a year."""
     pin = pinned(engine)
     LogBuilder(engine).fill()
@@ -120,7 +120,9 @@ def test_a_time_far_in_the_future_is_no_lease(engine: Engine) -> None:
     assert pins.sweep_pins(engine.root, NOW) == 1
 
 
-def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(engine: Engine) -> None:
+def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(
+    engine: DirectoryLog,
+) -> None:
     number = key_partition(engine)
     with contextlib.ExitStack() as reading:
         pin = pins.pin(engine.root, ONE, engine.state, NOW, held=reading)
@@ -132,7 +134,7 @@ def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(engine:
     assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
 
 
-def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: Engine) -> None:
+def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: DirectoryLog) -> None:
     pinned(engine)
     LogBuilder(engine).fill()
     number = key_partition(engine)
@@ -155,7 +157,9 @@ def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: Engine) -> Non
     "content",
     [b"", b"[" * 200_000, b'{"version":1,"number":1,"topics":{"t":["x",[[1,1,Infinity]]]}}'],
 )
-def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(engine: Engine, content: bytes) -> None:
+def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(
+    engine: DirectoryLog, content: bytes
+) -> None:
     pinned(engine).path.write_bytes(content)
     (engine.root / f"{layout.PIN}directory").mkdir()
     assert limit(engine, NOW) == layout.INT64_MAX
@@ -163,7 +167,7 @@ def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(engine: Engine, conte
         pinned(engine)
 
 
-def test_the_oldest_live_pin_counts(engine: Engine) -> None:
+def test_the_oldest_live_pin_counts(engine: DirectoryLog) -> None:
     pinned(engine)
     LogBuilder(engine).fill()
     pinned(engine, TWO, NOW + 1)
@@ -173,14 +177,16 @@ def test_the_oldest_live_pin_counts(engine: Engine) -> None:
     assert limit(engine, NOW + LEASE_MS, number) == 2
 
 
-def test_a_pin_is_of_a_topic_not_of_a_name(engine: Engine) -> None:
+def test_a_pin_is_of_a_topic_not_of_a_name(engine: DirectoryLog) -> None:
     pinned(engine)
     engine.delete_topic("t")
     engine.create_topic("t", 2)
     assert limit(engine, NOW) == layout.INT64_MAX
 
 
-def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(engine: Engine) -> None:
+def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(
+    engine: DirectoryLog,
+) -> None:
     number = key_partition(engine)
     old = engine.state()
     LogBuilder(engine).fill(5)
@@ -200,7 +206,9 @@ def test_a_moment_that_a_cleaner_passed_while_it_was_pinned_is_not_pinned(engine
     assert len(names(engine.root)) == 1
 
 
-def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pin_goes_when_its_lease_is_over(
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pins, "_SWEEPS_ONE_IN", 1)
     pinned(engine)
     pinned(engine, TWO, NOW + LEASE_MS - 1)
@@ -213,7 +221,7 @@ def test_a_pin_goes_when_its_lease_is_over(engine: Engine, monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_a_look_asks_nothing_of_actions_that_have_ended(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thousand actions, one a minute: those of the last ten minutes have a file."""
     for n in range(1000):
@@ -235,7 +243,7 @@ def test_a_look_asks_nothing_of_actions_that_have_ended(
 
 
 def test_an_application_leaves_few_pins_however_fast_its_actions_end(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What somebody reads by stays, and so does another application's."""
     monkeypatch.setattr(pins, "_SWEEPS_ONE_IN", 1)
@@ -251,7 +259,7 @@ def test_an_application_leaves_few_pins_however_fast_its_actions_end(
     assert [pinned(engine, Action("app", f"execution {n}"), NOW) for n in range(120)] == made
 
 
-def test_a_late_task_of_an_ended_action_reads_as_of_its_moment(engine: Engine) -> None:
+def test_a_late_task_of_an_ended_action_reads_as_of_its_moment(engine: DirectoryLog) -> None:
     first = pinned(engine)
     LogBuilder(engine).fill(3)
     late = NOW + LEASE_MS
@@ -265,7 +273,7 @@ def test_a_late_task_of_an_ended_action_reads_as_of_its_moment(engine: Engine) -
 
 
 def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The content of the youngest is kept, as far as there is room; the names are for a day."""
     pinned(engine)
@@ -285,12 +293,12 @@ def test_a_late_task_whose_moment_is_kept_no_more_is_refused(
     assert pinned(engine, now_ms=NOW + DAY + 2 * LEASE_MS).number == second.number + 1
 
 
-def names_size(engine: Engine) -> int:
+def names_size(engine: DirectoryLog) -> int:
     """Return the size of all pins."""
     return sum((engine.root / name).stat().st_size for name in names(engine.root))
 
 
-def test_a_pin_that_was_damaged_and_has_ended_is_refused_as_before(engine: Engine) -> None:
+def test_a_pin_that_was_damaged_and_has_ended_is_refused_as_before(engine: DirectoryLog) -> None:
     pinned(engine).path.write_bytes(b"{}\n{}\n")
     pins.sweep_pins(engine.root, clock.now_ms() + DAY)
     with pytest.raises(StorageError, match="run the action again"):
@@ -298,7 +306,9 @@ def test_a_pin_that_was_damaged_and_has_ended_is_refused_as_before(engine: Engin
 
 
 @pytest.mark.parametrize("content", [b"x", b"kl-ended-pins 1 00000000\nkl-pin-x 1 {}\n"])
-def test_who_cannot_tell_whether_a_pin_has_ended_makes_none(engine: Engine, content: bytes) -> None:
+def test_who_cannot_tell_whether_a_pin_has_ended_makes_none(
+    engine: DirectoryLog, content: bytes
+) -> None:
     (engine.root / layout.ENDED_PINS).write_bytes(content)
     with pytest.raises(CorruptLogError, match=r"kl-ended-pins: .*remove it when no action runs$"):
         pinned(engine)
@@ -306,7 +316,7 @@ def test_who_cannot_tell_whether_a_pin_has_ended_makes_none(engine: Engine, cont
 
 
 def test_who_may_not_read_what_has_ended_makes_no_pin(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user wrote it, with a umask that hides it; read without a pin is any moment."""
     read_bytes = files.read_file
@@ -322,7 +332,7 @@ def test_who_may_not_read_what_has_ended_makes_no_pin(
 
 
 def test_who_may_not_lock_what_has_ended_makes_no_pin_and_says_so(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another user made the file, with a umask that hides it; the root itself can be written."""
     (engine.root / layout.ENDED_PINS).touch()
@@ -338,14 +348,14 @@ def test_who_may_not_lock_what_has_ended_makes_no_pin_and_says_so(
         pinned(engine)
 
 
-def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: Engine) -> None:
+def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: DirectoryLog) -> None:
     """A sweeper that takes every pin for ended, a writer, and tasks of the same actions."""
     is_over = threading.Event()
     seen: dict[int, set[int]] = {}
     faults: list[BaseException] = []
 
-    def repeat(work: Callable[[Engine], object]) -> None:
-        own = Engine(engine.root)
+    def repeat(work: Callable[[DirectoryLog], object]) -> None:
+        own = DirectoryLog(engine.root)
         try:
             while not is_over.is_set():
                 work(own)
@@ -353,7 +363,7 @@ def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: Engine) -> 
             faults.append(fault)
 
     def read() -> None:
-        own = Engine(engine.root, read_only=True)
+        own = DirectoryLog(engine.root, read_only=True)
         try:
             for n in range(60):
                 for _ in range(3):
@@ -385,7 +395,7 @@ def test_tasks_that_come_while_their_pin_ends_see_one_moment(engine: Engine) -> 
 
 @pytest.mark.parametrize("hours", [25, -25])
 def test_a_pin_of_a_clock_that_is_a_day_off_does_not_end_at_once(
-    engine: Engine, hours: int
+    engine: DirectoryLog, hours: int
 ) -> None:
     """Who sweeps has the file system's clock; who pinned has not."""
     now_ms = clock.now_ms()
@@ -396,7 +406,9 @@ def test_a_pin_of_a_clock_that_is_a_day_off_does_not_end_at_once(
     assert pins.sweep_pins(engine.root, now_ms + 3 * DAY) == 1
 
 
-def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(engine: Engine) -> None:
+def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(
+    engine: DirectoryLog,
+) -> None:
     pinned(engine)
     one = LivePins(engine.root, NOW)
     for n in range(20):
@@ -408,7 +420,7 @@ def test_a_look_keeps_one_offset_of_a_partition_however_many_pins_are_live(engin
 
 @pytest.mark.parametrize("held_only", [False, True])
 def test_who_takes_hold_of_an_ended_pin_is_seen_by_the_next_look(
-    engine: Engine, held_only: bool
+    engine: DirectoryLog, held_only: bool
 ) -> None:
     first = pinned(engine)
     LogBuilder(engine).fill()
@@ -439,7 +451,7 @@ def refuse_alone(monkeypatch: pytest.MonkeyPatch, is_refused: Callable[[int], bo
 
 
 def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_seen(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A network file system makes `flock` of POSIX locks."""
     refuse_alone(
@@ -455,7 +467,7 @@ def test_where_only_what_may_be_written_is_locked_alone_readers_of_a_pin_are_see
 
 
 def test_of_a_pin_that_cannot_be_asked_about_only_the_lease_counts(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = key_partition(engine)
     pinned(engine, Action("app", "execution 1", "query", 1))
@@ -469,7 +481,7 @@ def test_of_a_pin_that_cannot_be_asked_about_only_the_lease_counts(
 
 
 def test_who_holds_a_pin_is_seen_while_it_gets_its_name(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cleaner that listed it under its maker's name asks, and in between it is linked."""
     is_held = locks.FileLock.is_held
@@ -493,7 +505,7 @@ def test_who_holds_a_pin_is_seen_while_it_gets_its_name(
             assert pins._is_held(candidate)
 
 
-def test_a_batch_of_a_stream_replaces_the_pins_of_earlier_ones(engine: Engine) -> None:
+def test_a_batch_of_a_stream_replaces_the_pins_of_earlier_ones(engine: DirectoryLog) -> None:
     for batch in (9, 10, 11):
         pinned(engine, Action("app", f"execution {batch}", "query", batch))
         pinned(engine, Action("app", f"other {batch}", "query", batch))
@@ -503,7 +515,7 @@ def test_a_batch_of_a_stream_replaces_the_pins_of_earlier_ones(engine: Engine) -
 
 
 def test_a_root_that_cannot_be_written_has_no_pins(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(code: int) -> Callable[..., None]:
         def create(path: Path, data: bytes = b"") -> None:
@@ -520,7 +532,7 @@ def test_a_root_that_cannot_be_written_has_no_pins(
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_hard_links_has_no_pins(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, code: int
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     def link(source: Path, target: Path) -> bool:
         raise OSError(code, os.strerror(code), str(source))
@@ -531,14 +543,16 @@ def test_a_file_system_without_hard_links_has_no_pins(
 
 
 def test_who_never_gets_a_pin_is_told_to_run_the_action_again(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "link", lambda source, target: False)
     with pytest.raises(StorageError, match="or was passed, 100 times; run the action again"):
         pinned(engine)
 
 
-def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(engine: Engine) -> None:
+def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(
+    engine: DirectoryLog,
+) -> None:
     path = pinned(engine).path
     content = json.loads(path.read_bytes())
     path.write_text(json.dumps({**content, "version": 2}))
@@ -552,7 +566,7 @@ def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(engine
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version":1}', b'{"version":1,"topics":3}'])
-def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: Engine, data: bytes) -> None:
+def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: DirectoryLog, data: bytes) -> None:
     path = pinned(engine).path
     path.write_bytes(data)
     files.set_times(path, NOW * 1_000_000)
@@ -566,11 +580,11 @@ def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: Engine, data: byt
 def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path, after: bool) -> None:
     for n in range(1, 50):
         root = tmp_path / str(n)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         engine.create_topic("t", 1)
         LogBuilder(engine).fill()
 
-        def work(log: Engine = engine) -> None:
+        def work(log: DirectoryLog = engine) -> None:
             pinned(log)
 
         fired = each_act(work, n, Died(), after=after)

@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import pytest
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.transaction import DeletionUnfinishedError
 from kafkalog.storage_engine.fs import c_library, file_system, files, locks
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
-from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
 from tests.unit.storage_engine.test_files import answer, broker, stop
 
 FULL_SYNC, GET_PATH = 51, 50
@@ -181,7 +181,7 @@ def test_the_import_says_on_windows_what_to_do() -> None:
 
 def test_a_topic_that_the_file_system_takes_for_another_is_refused(tmp_path: Path) -> None:
     """The second name leads to the first one's directory, as where case is ignored."""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("orders")
     engine.create_topic("ORDERS")  # here it is another directory
     (tmp_path / "Orders-0").symlink_to("orders-0")
@@ -191,7 +191,7 @@ def test_a_topic_that_the_file_system_takes_for_another_is_refused(tmp_path: Pat
 
 
 def test_a_topic_waits_until_a_deleted_one_of_another_case_is_away(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("orders")
     with engine.transaction() as transaction:
         transaction.delete_topic("orders", now_ms=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from tests.builders.log_builder import LogBuilder
@@ -43,9 +43,9 @@ def test_a_commit_that_dies_leaves_the_log_as_it_was(tmp_path: Path) -> None:
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(tmp_path / "0", root)
-        dying = Engine(root)
+        dying = DirectoryLog(root)
         is_cut_short = each_act(lambda e=dying: LogBuilder(e, now_ms=1).fill(3), n, Died())
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         count = len(offsets(engine))
         assert 4 <= count <= 7
         LogBuilder(engine, now_ms=1).fill(9)

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_builder import LogBuilder
 
 # The children are forked from one process that has imported and compiled everything.
 WRITERS = """
 import os, sys
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 root, count, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-Engine(root).append("warm", [("k", "v")])
+DirectoryLog(root).append("warm", [("k", "v")])
 children = []
 for number in range(count):
     child = os.fork()
     if child == 0:
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         for n in range(rounds):
             # one commit over all partitions: key `w<writer>-<n>-<i>`
             engine.append("t", [(f"w{number}-{n}-{i}", f"{n}") for i in range(20)])
@@ -33,7 +33,7 @@ sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 # Each child appends commits, noting each one when it is acknowledged, until it is killed.
 KILLED = """
 import os, random, signal, sys, time
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from kafkalog.storage_engine.metadata.writer import writer_slug
@@ -42,14 +42,14 @@ root, notes, kills, seed = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.a
 random.seed(seed)
 
 def stage(engine, batch_id):
-    writer = StagedWriter(engine.root, engine.state(), now_ms=lambda: int(time.time() * 1000),
+    writer = StagedWriter(engine, engine.state(), now_ms=lambda: int(time.time() * 1000),
                           writer_slug=writer_slug("q", "t"), batch_id=batch_id)
     keys = [f"b{batch_id}-{i}".encode() for i in range(30)]
     writer.append("t", pa.RecordBatch.from_pydict({"key": keys, "value": keys}))
     return writer.finish()
 
 def work():
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     known = engine.state().writers.get("q t")
     batch_id = max(0, known.batch_id if known else 0)  # what was committed last is tried again
     with open(notes, "a") as acknowledged:
@@ -59,8 +59,8 @@ def work():
             acknowledged.flush()
             batch_id += 1
 
-Engine(root).append("warm", [("k", "v")])
-stage(Engine(root), 0)
+DirectoryLog(root).append("warm", [("k", "v")])
+stage(DirectoryLog(root), 0)
 for _ in range(kills):
     child = os.fork()
     if child == 0:
@@ -71,11 +71,11 @@ for _ in range(kills):
 """
 
 
-def create(root: Path) -> Engine:
+def create(root: Path) -> DirectoryLog:
     return LogBuilder(root).topic("t", 4, segment_bytes=3_000).topic("warm").engine
 
 
-def keys(engine: Engine) -> list[str]:
+def keys(engine: DirectoryLog) -> list[str]:
     found = []
     for partition, (start, end) in engine.offsets("t").items():
         offsets: list[int] = []
@@ -92,7 +92,7 @@ def test_writers_of_several_processes_take_turns_and_readers_see_whole_commits(
 ) -> None:
     engine = create(tmp_path)
     process = subprocess.Popen([sys.executable, "-c", WRITERS, str(tmp_path), "3", "25"])
-    reader = Engine(tmp_path, read_only=True)
+    reader = DirectoryLog(tmp_path, read_only=True)
     while process.poll() is None:
         state = reader.state()
         ends = {n: p.high_watermark for n, p in enumerate(state.topics["t"].partitions)}

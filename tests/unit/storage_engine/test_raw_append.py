@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import raw_append
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.transactions import producer_snapshot
-from kafkalog.storage_engine.writing import raw_append
 from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import offsets, state_of
@@ -33,23 +33,23 @@ NOW_MS = 1_700_000_000_000
 UNSTABLE = ("read_committed", "read_uncommitted")
 
 
-def raw(engine: Engine, *batches: BuiltBatch) -> tuple[int, int]:
+def raw(engine: DirectoryLog, *batches: BuiltBatch) -> tuple[int, int]:
     result = engine.append_raw("t", 0, joined(batches), now_ms=NOW_MS)
     return result.offsets["t", 0]
 
 
-def own(engine: Engine, count: int = 1) -> None:
+def own(engine: DirectoryLog, count: int = 1) -> None:
     engine.append("t", [("k", "own")] * count, now_ms=NOW_MS)
 
 
-def segment_bytes(engine: Engine, suffix: str = ".log") -> dict[int, bytes]:
+def segment_bytes(engine: DirectoryLog, suffix: str = ".log") -> dict[int, bytes]:
     return {
         int(path.name.split(".")[0]): path.read_bytes()
         for path in sorted((engine.root / "t-0").glob(f"*{suffix}"))
     }
 
 
-def txn_entries(engine: Engine) -> list[tuple[int, int, int, int]]:
+def txn_entries(engine: DirectoryLog) -> list[tuple[int, int, int, int]]:
     return [
         entry[1:]
         for data in segment_bytes(engine, ".txnindex").values()
@@ -57,15 +57,15 @@ def txn_entries(engine: Engine) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def epochs(engine: Engine) -> list[tuple[int, int]]:
+def epochs(engine: DirectoryLog) -> list[tuple[int, int]]:
     return checkpoints.read_leader_epochs(engine.root / "t-0")
 
 
-def snapshots(engine: Engine) -> list[int]:
+def snapshots(engine: DirectoryLog) -> list[int]:
     return producer_snapshot.snapshot_offsets(engine.root / "t-0")
 
 
-def named(engine: Engine) -> dict[int, tuple[int, ...]]:
+def named(engine: DirectoryLog) -> dict[int, tuple[int, ...]]:
     """What the snapshot that the journal names says of each producer."""
     offset = state_of(engine).producer_snapshot
     if offset < 0:
@@ -129,14 +129,16 @@ def test_an_empty_source_appends_nothing(tmp_path: Path) -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def refused(engine: Engine, source: raw_append.Source, kind: type[Exception], words: str) -> None:
+def refused(
+    engine: DirectoryLog, source: raw_append.Source, kind: type[Exception], words: str
+) -> None:
     before = files_of(engine)
     with pytest.raises(kind, match=words):
         engine.append_raw("t", 0, source, now_ms=NOW_MS)
     assert files_of(engine) == before
 
 
-def files_of(engine: Engine) -> dict[str, bytes]:
+def files_of(engine: DirectoryLog) -> dict[str, bytes]:
     """Every file but locks; an index without entries is as good as none."""
     return {
         path.name: data
@@ -387,7 +389,7 @@ def test_an_entry_of_a_commit_that_is_not_recorded_aborts_nothing(tmp_path: Path
     assert txn_entries(engine) == [(5, 0, 2, 3)]
     assert state_of(engine) == before
     assert offsets(engine, isolation_level="read_uncommitted") == [0, 1]
-    with Engine(tmp_path).snapshot("t", 0) as snapshot:
+    with DirectoryLog(tmp_path).snapshot("t", 0) as snapshot:
         from kafkalog.schema import changelog_schema
 
         assert sum(b.num_rows for b in snapshot.read(0, 2, schema=changelog_schema())) == 2
@@ -483,11 +485,11 @@ def test_a_raw_append_is_synced_also_where_commits_are_not(tmp_path: Path) -> No
     assert not engine.state().unsynced
 
 
-def snapshot_path(engine: Engine, offset: int) -> Path:
+def snapshot_path(engine: DirectoryLog, offset: int) -> Path:
     return engine.root / "t-0" / f"{offset:020d}.snapshot"
 
 
-def lose(engine: Engine, how: str = "gone") -> Path:
+def lose(engine: DirectoryLog, how: str = "gone") -> Path:
     """Take away the snapshot that the journal names, or its content."""
     path = snapshot_path(engine, state_of(engine).producer_snapshot)
     content = path.read_bytes()
@@ -501,12 +503,12 @@ def lose(engine: Engine, how: str = "gone") -> Path:
     return path
 
 
-def lose_all(engine: Engine) -> None:
+def lose_all(engine: DirectoryLog) -> None:
     for offset in snapshots(engine):
         snapshot_path(engine, offset).unlink()
 
 
-def damage(engine: Engine) -> list[str]:
+def damage(engine: DirectoryLog) -> list[str]:
     return [found.path.name for found in verify(engine.root) if found.is_damage]
 
 
@@ -615,13 +617,13 @@ def test_a_raw_append_that_died_over_a_lost_snapshot_is_done_again(
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(template, root)
-        dying = Engine(root)
+        dying = DirectoryLog(root)
 
-        def work(engine: Engine = dying) -> None:
+        def work(engine: DirectoryLog = dying) -> None:
             raw(engine, *LAST)
 
         is_cut_short = each_act(work, n, Died(), after=after)
-        survivor, model = Engine(root), Model(list(old.batches), old.end)
+        survivor, model = DirectoryLog(root), Model(list(old.batches), old.end)
         if state_of(survivor).high_watermark > old.end:
             model.add(LAST)
         run_steps(survivor, model, [1, [at_times(model.end + 1, (NOW_MS,), 9, leader_epoch=7)], 1])
@@ -711,7 +713,9 @@ def last(base: int) -> list[BuiltBatch]:
 LAST = last(10)
 
 
-def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[BuiltBatch] | int]) -> None:
+def run_steps(
+    engine: DirectoryLog, model: Model, steps: Sequence[Sequence[BuiltBatch] | int]
+) -> None:
     for step in steps:
         if isinstance(step, int):
             epoch = state_of(engine).leader_epoch
@@ -723,7 +727,7 @@ def run_steps(engine: Engine, model: Model, steps: Sequence[Sequence[BuiltBatch]
             model.add(step)
 
 
-def check(engine: Engine, model: Model) -> None:
+def check(engine: DirectoryLog, model: Model) -> None:
     found = state_of(engine)
     assert found.high_watermark == model.end
     assert found.last_stable_offset == model.last_stable_offset
@@ -734,7 +738,7 @@ def check(engine: Engine, model: Model) -> None:
     assert [e for e in txn_entries(engine) if e[2] < model.end] == model.aborted()
 
 
-def check_cut(engine: Engine, model: Model) -> None:
+def check_cut(engine: DirectoryLog, model: Model) -> None:
     """After another commit nothing of a dead one is left."""
     check(engine, model)
     assert txn_entries(engine) == model.aborted()
@@ -758,13 +762,13 @@ def test_a_raw_append_cut_short_at_any_act_is_there_or_is_not(
         n += 1
         root = tmp_path / str(n)
         shutil.copytree(template, root)
-        dying = Engine(root)
+        dying = DirectoryLog(root)
 
-        def work(engine: Engine = dying) -> None:
+        def work(engine: DirectoryLog = dying) -> None:
             raw(engine, *LAST)
 
         is_cut_short = each_act(work, n, fault(), after=after)
-        survivor = Engine(root)
+        survivor = DirectoryLog(root)
         model = Model(list(old.batches), old.end)
         if state_of(survivor).high_watermark > old.end:
             model.add(LAST)
@@ -781,7 +785,7 @@ def test_old_snapshots_are_swept_and_one_above_the_cut_goes(tmp_path: Path) -> N
     engine = LogBuilder(tmp_path).topic(policy="delete").engine
     raw(engine, at_times(0, (NOW_MS,), 5))
     (tmp_path / "t-0" / f"{77:020d}.snapshot").write_bytes(b"of a commit that died")
-    own(Engine(tmp_path))
+    own(DirectoryLog(tmp_path))
     assert snapshots(engine) == [1]
     raw(engine, at_times(2, (NOW_MS,), 5))
     assert snapshots(engine) == [3]

@@ -27,9 +27,9 @@ from kafkalog.errors import (
 )
 from kafkalog.log import KafkaLog
 from kafkalog.schema import HEADERS
-from kafkalog.storage_engine.engine import engine_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.records.murmur2 import partition_of
 from kafkalog.storage_engine.writing import record_producer
 from kafkalog.storage_engine.writing.sent_records import RecordMetadata
@@ -232,7 +232,7 @@ def test_a_sender_that_is_faster_than_the_disk_waits(log: KafkaLog) -> None:
             sent.append(producer.send("k", f"{number:04}" + "v" * 96))
 
     sender = threading.Thread(target=send_all)
-    with engine_of(log).transaction():  # no commit gets past the lock
+    with directory_log_of(log).transaction():  # no commit gets past the lock
         sender.start()
         sender.join(0.5)
         assert sender.is_alive()
@@ -255,7 +255,7 @@ def test_a_sender_that_waits_is_told_of_the_end(log: KafkaLog) -> None:
             raised.append(str(fault))
 
     sender, closer = threading.Thread(target=send_all), threading.Thread(target=producer.close)
-    with engine_of(log).transaction():
+    with directory_log_of(log).transaction():
         sender.start()
         until(lambda: len(taken) == 2)
         closer.start()
@@ -438,7 +438,7 @@ def test_who_closes_second_waits_for_the_end_too(log: KafkaLog) -> None:
     producer = log.producer("t", linger_ms=NEVER_MS)
     sent = producer.send("k", "v")
     closers = [threading.Thread(target=producer.close) for _ in range(2)]
-    with engine_of(log).transaction():
+    with directory_log_of(log).transaction():
         for closer in closers:
             closer.start()
         closers[1].join(0.2)

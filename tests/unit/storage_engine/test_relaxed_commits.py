@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -27,7 +27,7 @@ from tests.unit.storage_engine.faults import Died, LyingPages
 CONFIG = {"flush.messages": "3", "segment.bytes": "1000"}
 
 
-def begun(root: Path) -> Engine:
+def begun(root: Path) -> DirectoryLog:
     """A log whose first record is synced, and the next two are not."""
     engine = LogBuilder(root).topic(**CONFIG).append(("k", "0")).engine
     engine.sync()
@@ -36,19 +36,19 @@ def begun(root: Path) -> Engine:
     return engine
 
 
-def log(engine: Engine) -> Path:
+def log(engine: DirectoryLog) -> Path:
     return engine.partition_directory("t", 0) / layout.segment_file(0, layout.LOG)
 
 
-def append(engine: Engine) -> None:
+def append(engine: DirectoryLog) -> None:
     engine.append("t", [("k", "3")])
 
 
-def append_and_roll(engine: Engine) -> None:
+def append_and_roll(engine: DirectoryLog) -> None:
     engine.append("t", [("k", "v" * 900)])
 
 
-def alter(engine: Engine) -> None:
+def alter(engine: DirectoryLog) -> None:
     engine.alter_topic("t", {"max.message.bytes": "5000"})
 
 
@@ -60,7 +60,7 @@ def fails_to_write_again(directory: Path, start: tuple[int, int], end: tuple[int
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("work", [append, append_and_roll, alter, Engine.sync])
+@pytest.mark.parametrize("work", [append, append_and_roll, alter, DirectoryLog.sync])
 @pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "another process"])
 @pytest.mark.parametrize("how", ["fails", "stays full", "killed"])
 def test_they_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
@@ -68,7 +68,7 @@ def test_they_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
     monkeypatch: pytest.MonkeyPatch,
     how: str,
     is_alone: bool,
-    work: Callable[[Engine], None],
+    work: Callable[[DirectoryLog], None],
 ) -> None:
     ready: list[bool] = []
 
@@ -81,10 +81,10 @@ def test_they_outlive_a_power_cut_after_a_sync_of_theirs_that_failed(
     with monkeypatch.context() as patch, pytest.raises((StorageError, Died)):
         if how == "stays full":
             patch.setattr(partition_directory, "write_again", fails_to_write_again)
-        work(engine if is_alone else Engine(tmp_path / "log"))
+        work(engine if is_alone else DirectoryLog(tmp_path / "log"))
     assert disk.failures
     assert values(engine) == [b"0", b"1", b"2"]
-    append(engine if not is_alone else Engine(tmp_path / "log"))
+    append(engine if not is_alone else DirectoryLog(tmp_path / "log"))
     engine.sync()
     assert engine.state().unsynced == {}
     logs = sorted(log(engine).parent.glob(f"*{layout.LOG}"))
@@ -99,7 +99,7 @@ def test_nothing_is_committed_before_they_can_be_written_again(
     assert Journal(engine.root / layout.COMMIT).begin_syncs()  # and was killed
     with monkeypatch.context() as patch:
         patch.setattr(partition_directory, "write_again", fails_to_write_again)
-        for work in (append, alter, Engine.sync):
+        for work in (append, alter, DirectoryLog.sync):
             with pytest.raises(StorageError, match="No space left"):
                 work(engine)
     append(engine)
@@ -130,7 +130,7 @@ def test_only_what_may_be_lost_is_written_again(
     written.clear()
     for _ in range(3):  # by turns, and nothing failed
         append(engine)
-        append(Engine(engine.root))
+        append(DirectoryLog(engine.root))
     assert [start for start, _ in written] == sorted({start for start, _ in written})
 
 
@@ -138,7 +138,7 @@ def test_a_sync_makes_a_rewrite_of_the_journal_durable_that_was_broken_off(tmp_p
     root, cut = tmp_path / "log", tmp_path / "cut"
     root.mkdir()
     with small_files(), Recorder(root) as recorder:
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         engine.create_topic("t", 1, {"flush.messages": "1000"})
         engine.append("t", [("k", "v")])
         engine.sync()
@@ -155,7 +155,7 @@ def test_a_sync_makes_a_rewrite_of_the_journal_durable_that_was_broken_off(tmp_p
             with pytest.raises(Died):
                 for _ in range(500):
                     engine.append("t", [("k", "v")])
-        other = Engine(root)
+        other = DirectoryLog(root)
         shown = other.offsets("t")
         other.sync()
     disk = Disk(recorder.begin)
@@ -163,4 +163,4 @@ def test_a_sync_makes_a_rewrite_of_the_journal_durable_that_was_broken_off(tmp_p
         disk.apply(act)
     disk.state("none", {}).write(cut)
     with booted("after the cut"):
-        assert Engine(cut, read_only=True).offsets("t") == shown
+        assert DirectoryLog(cut, read_only=True).offsets("t") == shown

@@ -18,12 +18,12 @@ from kafkalog.errors import (
     LockedByBrokerError,
     UnknownTopicError,
 )
-from kafkalog.storage_engine.broker import release
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import ReleaseReport
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.ownership import release
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import ReleaseReport
 from kafkalog.storage_engine.segment import partition_directory
 from tests.builders.batch_builder import at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
@@ -74,7 +74,7 @@ def content(root: Path) -> dict[str, bytes]:
 def test_a_creation_that_died_gives_a_broker_no_topic_and_no_partition(tmp_path: Path) -> None:
     root = tmp_path / "log"
     write(root)
-    topic_id = Engine(root, read_only=True).state().topic("t").topic_id
+    topic_id = DirectoryLog(root, read_only=True).state().topic("t").topic_id
     for name, of in (("new-0", TOPIC_ID), ("t-2", topic_id), ("lost-0", TOPIC_ID)):
         partition_directory.create_partition(root / name, of)
     for mark in ("kl-unrecorded", "kl-canary.deleted"):  # a power cut has kept neither
@@ -82,7 +82,7 @@ def test_a_creation_that_died_gives_a_broker_no_topic_and_no_partition(tmp_path:
     assert give_back(root).partitions == 2
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == ["t-0", "t-1"]
     adopt(root, now_ms=NOW_MS)
-    state = Engine(root, read_only=True).state()
+    state = DirectoryLog(root, read_only=True).state()
     assert [(name, len(topic.partitions)) for name, topic in state.topics.items()] == [("t", 2)]
 
 
@@ -125,7 +125,7 @@ def test_without_a_brokers_properties_the_directories_are_to_be_moved(tmp_path: 
 def test_the_root_checkpoints_name_the_end_of_every_partition(tmp_path: Path) -> None:
     root = tmp_path / "log"
     write(root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         ends = {("t", n): end for n, (_, end) in engine.offsets("t").items()}
     assert sum(ends.values()) == 18
     give_back(root)
@@ -204,7 +204,7 @@ def test_producers_whose_snapshot_is_lost_are_told_from_the_log(
 ) -> None:
     root = tmp_path / "broker"
     model = adopted_with_producers(root)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         for _ in range(appends):
             engine.append("t", [(b"k", b"ours")], now_ms=NOW_MS)
         state = engine.describe("t").partitions[0]
@@ -267,7 +267,7 @@ def test_a_deleted_topic_gets_the_name_under_which_a_broker_removes_it(tmp_path:
     root = tmp_path / "log"
     write(root, topics=("t", "gone"))
     shutil.copytree(root / "gone-1", tmp_path / "gone-1")
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.delete_topic("gone", now_ms=NOW_MS)
     moved = next(root.glob("gone-1.*-delete"))
     shutil.rmtree(moved)
@@ -280,7 +280,7 @@ def test_a_deleted_topic_gets_the_name_under_which_a_broker_removes_it(tmp_path:
 
 def test_relaxed_commits_are_synced_and_the_old_journal_says_so(tmp_path: Path) -> None:
     root = tmp_path / "log"
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.create_topic("t", 1, {"flush.messages": "1000"})
         engine.append("t", [(b"k", b"v")], now_ms=NOW_MS)
         assert engine.state().unsynced
@@ -327,14 +327,14 @@ def test_an_unknown_topic_is_refused_before_anything_changes(tmp_path: Path) -> 
     with pytest.raises(UnknownTopicError):
         give_back(root, topic_ids={"typo": TOPIC_ID})
     assert (root / "commit").exists()
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         engine.append("t", [(b"k", b"v")])
 
 
 def test_two_topics_never_get_one_id(tmp_path: Path) -> None:
     root = tmp_path / "log"
     write(root, topics=("t", "u"))
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         taken = engine.describe("u").topic_id
     before = content(root)
     for ids in ({"t": TOPIC_ID, "u": TOPIC_ID}, {"t": taken}):
@@ -412,7 +412,7 @@ def test_release_waits_for_who_writes_and_refuses_when_that_takes_long(
 def test_an_engine_that_was_open_can_write_no_more(tmp_path: Path) -> None:
     root = tmp_path / "log"
     write(root)
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     give_back(root, meta_properties=properties(tmp_path))
     with pytest.raises(LockedByBrokerError, match="released"):
         engine.append("t", [(b"k", b"v")])
@@ -425,7 +425,7 @@ def test_a_segment_without_batches_does_not_hide_younger_ones(tmp_path: Path) ->
     root = tmp_path / "log"
     write(root)
     directory = root / "t-0"
-    with Engine(root) as engine, engine.transaction() as transaction:
+    with DirectoryLog(root) as engine, engine.transaction() as transaction:
         transaction.roll("t", 0, NOW_MS)
         transaction.publish(NOW_MS)
     empty = max(directory.glob("*.log"))
@@ -476,7 +476,7 @@ def test_a_release_that_died_anywhere_goes_on(
         assert not (is_ours(root) and can_broker_start(root))
         was_ours = is_ours(root)
         if was_ours:
-            with Engine(root, read_only=True) as engine:
+            with DirectoryLog(root, read_only=True) as engine:
                 assert sum(end for _, end in engine.offsets("t").values()) == 12
         knows_broker = (root / "kl-meta.properties").exists()
         report = give_back(
@@ -506,7 +506,7 @@ def test_until_commit_is_gone_a_dead_release_leaves_a_log_that_is_written_to(
         shutil.copytree(original, root)
         running = each_act(_releasing(root, None), number, Died(), after=after)
         if is_ours(root):
-            with Engine(root) as engine:
+            with DirectoryLog(root) as engine:
                 engine.append("t", [(b"k", b"v")], now_ms=NOW_MS)
                 assert sum(end for _, end in engine.offsets("t").values()) == 7
         shutil.rmtree(root)
@@ -571,7 +571,7 @@ def log_starts(root: Path) -> dict[str, int]:
 
 def test_a_tiered_log_keeps_its_start_in_remote_storage_and_its_epochs(tmp_path: Path) -> None:
     root = tiered(tmp_path)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         assert [start for start, _ in engine.offsets("t").values()] == [50, 50, 50]
         engine.append("t", [("a", "1"), ("b", "2"), ("c", "3")], now_ms=NOW_MS)
         engine.create_topic("other", 1, now_ms=NOW_MS)
@@ -594,7 +594,7 @@ def test_a_tiered_log_that_lost_records_here_says_what_goes_in_remote_storage(
     tmp_path: Path, how: str
 ) -> None:
     root = tiered(tmp_path)
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         if how == "delete records":
             for number in range(3):
                 engine.delete_records("t", number, 80, now_ms=NOW_MS)

@@ -9,9 +9,10 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.place import directory_log_of
 from tests.builders.log_contents import latest_records, records
 from tests.builders.rescued import TOPIC, rescued
 from tests.unit.datasource.logs import read_batch
@@ -46,7 +47,7 @@ def test_a_copy_is_noted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     rescued(tmp_path)
     with caplog.at_level(logging.WARNING, "kafkalog"):
         for _ in range(3):
-            records(Engine(tmp_path), TOPIC)
+            records(DirectoryLog(tmp_path), TOPIC)
         read_batch(tmp_path, subscribe=TOPIC)
     (notice,) = [record.getMessage() for record in caplog.records]
     assert "read as a copy of a broker's partitions" in notice
@@ -66,21 +67,21 @@ def test_a_copy_is_written_only_after_an_adoption(tmp_path: Path) -> None:
         assert len(records(log, TOPIC)) == len(written) + 1
         log.clean(force=True)
         assert len(records(log, TOPIC)) < len(written)
-        assert engine_of(log).is_brokers is False
+        assert directory_log_of(log).is_brokers is False
 
 
 def test_several_copies_are_read_together(tmp_path: Path) -> None:
     written = rescued(tmp_path / "a")
     (tmp_path / "b").mkdir()
     (tmp_path / "a" / "orders-1").rename(tmp_path / "b" / "orders-1")
-    assert records(Engine([tmp_path / "a", tmp_path / "b"]), TOPIC) == written
+    assert records(DirectoryLog([tmp_path / "a", tmp_path / "b"]), TOPIC) == written
 
 
 def test_a_torn_tail_of_a_copy_does_not_count(tmp_path: Path) -> None:
     written = rescued(tmp_path)
     segment = tmp_path / "orders-0" / f"{20:020}.log"
     segment.write_bytes(segment.read_bytes()[:-1])
-    found = records(Engine(tmp_path), TOPIC)
+    found = records(DirectoryLog(tmp_path), TOPIC)
     assert found == [row for row in written if row[0] != 0 or row[1] < 30]
 
 
@@ -88,4 +89,4 @@ def test_a_directory_without_segments_is_no_copy(tmp_path: Path) -> None:
     (tmp_path / "dbus-1").mkdir()
     (tmp_path / "dbus-1" / "notes.log").write_text("no segment")
     with pytest.raises(InvalidInputError, match="no log here"):
-        Engine(tmp_path, create=False)
+        DirectoryLog(tmp_path, create=False)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, UnknownTopicError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.retention import count_expired
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
-from kafkalog.storage_engine.writing.retention import count_expired
-from kafkalog.storage_engine.writing.transaction import Transaction
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import offsets, segment_bases
 from tests.unit.storage_engine.faults import Died, each_act
@@ -26,7 +26,7 @@ START_MS = 1_700_000_000_000
 HOUR = 3_600_000
 
 
-def filled(root: Path, *, hours: int = 6, **config: str) -> Engine:
+def filled(root: Path, *, hours: int = 6, **config: str) -> DirectoryLog:
     """A topic with one record an hour, each in a segment of its own."""
     settings = {"cleanup_policy": "delete", "segment_bytes": 100, **config}
     engine = LogBuilder(root).topic(**settings).engine
@@ -35,7 +35,7 @@ def filled(root: Path, *, hours: int = 6, **config: str) -> Engine:
     return engine
 
 
-def append(engine: Engine, hour: int) -> None:
+def append(engine: DirectoryLog, hour: int) -> None:
     engine.append("t", [(f"k{hour}", f"{hour}".zfill(30))], now_ms=START_MS + hour * HOUR)
 
 
@@ -43,7 +43,7 @@ def at(hour: float) -> int:
     return START_MS + int(hour * HOUR)
 
 
-def segment_size(engine: Engine) -> int:
+def segment_size(engine: DirectoryLog) -> int:
     return (engine.root / "t-0" / layout.segment_file(0, layout.LOG)).stat().st_size
 
 
@@ -61,7 +61,7 @@ def test_segments_go_when_their_latest_record_is_older_than_retention_ms(tmp_pat
     assert (segment_bases(engine), segment_bases(engine, layout.DELETED)) == ([2, 3, 4, 5], [0, 1])
 
 
-def segment_size_of(engine: Engine, base: int) -> int:
+def segment_size_of(engine: DirectoryLog, base: int) -> int:
     return (engine.root / "t-0" / layout.segment_file(base, layout.LOG)).stat().st_size
 
 
@@ -74,7 +74,7 @@ def test_where_all_segments_go_the_active_one_is_rolled_first(tmp_path: Path) ->
     assert engine.apply_retention(now_ms=at(200)) == []  # an empty active segment stays
     append(engine, 201)
     assert offsets(engine) == [6]
-    assert next(iter(Engine(tmp_path).read("t", 0)))["value"][0].as_py() == b"201".zfill(30)
+    assert next(iter(DirectoryLog(tmp_path).read("t", 0)))["value"][0].as_py() == b"201".zfill(30)
 
 
 def test_the_walk_stops_at_the_first_segment_that_stays(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_disk_too_full_to_roll_takes_the_other_segments_and_says_so(
 def test_a_log_opened_read_only_is_not_retained(tmp_path: Path) -> None:
     filled(tmp_path, retention_ms="1")
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        Engine(tmp_path, read_only=True).apply_retention(now_ms=at(10**6))
+        DirectoryLog(tmp_path, read_only=True).apply_retention(now_ms=at(10**6))
 
 
 # --- readers -------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_deleted_records_are_gone_at_once_and_their_segments_later(tmp_path: Pat
     engine = filled(tmp_path, hours=3, segment_bytes="100000")
     append(engine, 3)
     assert engine.delete_records("t", 0, 2, now_ms=at(4)) == 2
-    assert offsets(Engine(tmp_path)) == [2, 3]
+    assert offsets(DirectoryLog(tmp_path)) == [2, 3]
     assert engine.apply_retention(now_ms=at(4)) == []  # the segment holds younger records too
     state = engine.describe("t").partitions[0]
     assert (state.log_start_offset, state.first_dirty_offset) == (2, 2)
@@ -353,7 +353,7 @@ def test_records_are_deleted_only_where_the_policy_has_delete(tmp_path: Path, po
 
 
 def expire(root: Path, hour: float) -> Callable[[], None]:
-    engine = Engine(root)
+    engine = DirectoryLog(root)
 
     def work() -> None:
         for stats in engine.apply_retention(now_ms=at(hour)):
@@ -376,11 +376,11 @@ def test_a_process_that_dies_at_any_act_of_a_retention_loses_nothing_that_stays(
         shutil.copytree(tmp_path / "start", root)
         if not each_act(expire(root, hour), n, Died(), after=after):
             break
-        reader = Engine(root, read_only=True)
+        reader = DirectoryLog(root, read_only=True)
         assert offsets(reader) in ([0, 1, 2, 3, 4, 5], kept), n
         state = reader.describe("t").partitions[0]
         assert state.first_dirty_offset >= state.log_start_offset, n
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         append(engine, int(hour))  # whoever comes next may also be a writer
         expire(root, hour)()
         assert offsets(engine) == [*kept, 6], n
@@ -398,14 +398,14 @@ def test_any_act_of_a_retention_that_fails_once_is_done_by_the_next(tmp_path: Pa
         n += 1
         root = tmp_path / "log"
         shutil.copytree(tmp_path / "start", root)
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         if not each_act(
             lambda e=engine: e.apply_retention(now_ms=at(4.5)), n, OSError(5, "failed")
         ):
             break
         append(engine, 6)
         engine.apply_retention(now_ms=at(4.5))
-        assert offsets(Engine(root)) == [2, 3, 4, 5, 6], n
+        assert offsets(DirectoryLog(root)) == [2, 3, 4, 5, 6], n
         assert segment_bases(engine) == [2, 3, 4, 5, 6], n
         shutil.rmtree(root)
     assert n > 6

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
@@ -131,7 +131,7 @@ def test_damaged_indexes_hide_no_record(tmp_path: Path, garbage: bytes) -> None:
 # --- appending and cutting -----------------------------------------------------------------------
 
 
-def append(engine: Engine, *batches: BuiltBatch, publish: bool = True) -> None:
+def append(engine: DirectoryLog, *batches: BuiltBatch, publish: bool = True) -> None:
     """Append batches, offsets from 0; what is not published is as a dead process leaves it."""
     with engine.transaction() as transaction:
         data = b"".join(item.data for item in batches)
@@ -221,7 +221,7 @@ def test_a_reopened_log_is_cut_back_over_many_segments(tmp_path: Path) -> None:
     append(engine, *(batch(i, 1) for i in range(97)), publish=False)
     assert len(segment_bases(engine)) > 20
     engine.close()
-    reopened = Engine(tmp_path)
+    reopened = DirectoryLog(tmp_path)
     assert offsets(reopened) == [0, 1, 2]
     append(reopened, batch(0, 1))
     assert (len(segment_bases(reopened)), offsets(reopened)) == (2, [0, 1, 2, 3])
@@ -230,9 +230,9 @@ def test_a_reopened_log_is_cut_back_over_many_segments(tmp_path: Path) -> None:
 def test_the_first_batchs_timestamp_drives_rolling_also_after_reopening(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_ms=1000).engine
     append(engine, batch(0, 1, timestamp=1000), batch(1, 1, timestamp=1500))
-    append(Engine(tmp_path), batch(0, 1, timestamp=2000))
+    append(DirectoryLog(tmp_path), batch(0, 1, timestamp=2000))
     assert segment_bases(engine) == [0]
-    append(Engine(tmp_path), batch(0, 1, timestamp=2001))
+    append(DirectoryLog(tmp_path), batch(0, 1, timestamp=2001))
     assert segment_bases(engine) == [0, 3]
 
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 
 from kafkalog.cleaner.dedup.log_to_clean import log_to_clean
 from kafkalog.inspection.verify import verify
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.layout import MAX_TIMESTAMP_POSITION
 from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.reading.time_offsets import MAX_TIMESTAMP
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.segment_times import SegmentTimes, largest_timestamp
@@ -61,7 +61,7 @@ class Log:
             min_compaction_lag_ms=1000,
             segment_ms=2**60,
         ).engine.close()
-        self.engine = Engine(root)
+        self.engine = DirectoryLog(root)
 
     @property
     def directory(self) -> Path:
@@ -73,7 +73,7 @@ class Log:
 
     def reopen(self) -> None:
         self.engine.close()
-        self.engine = Engine(self.root)
+        self.engine = DirectoryLog(self.root)
 
     def append(self, *times: int) -> Log:
         """Append a batch of one record for each time."""
@@ -246,7 +246,7 @@ def test_an_adopted_segment_is_as_young_as_its_batches(tmp_path: Path, entries: 
     times_file(directory).write_bytes(packed((T0 + ms, offset) for ms, offset in entries))
     config = {"cleanup.policy": "delete", "retention.ms": "1000"}
     adopt(broker.path, config={"t": config}, now_ms=T0)
-    engine = Engine(broker.path)
+    engine = DirectoryLog(broker.path)
     found = {ms: engine.offset_for_time("t", T0 + ms)[0] for ms in (1000, 2000, 500_000, 500_001)}
     offsets = {ms: None if each is None else each.offset for ms, each in found.items()}
     assert offsets == {1000: 1, 2000: 2, 500_000: 2, 500_001: None}

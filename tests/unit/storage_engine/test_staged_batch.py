@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
+from kafkalog.storage_engine.directory.partition import stamp_staged_file
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
-from kafkalog.storage_engine.writing.partition import stamp_staged_file
 from tests.builders.batch_builder import BuiltBatch, at_times
 
 WIDEST = 2**31

@@ -17,21 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.storage_engine.engine import Engine, engine_of
+from kafkalog.storage_engine.directory import commit, staged_contents, staged_directory
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.partition import Appender
+from kafkalog.storage_engine.directory.staged_contents import StagedContents
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.records import records
-from kafkalog.storage_engine.writing import (
-    commit,
-    staged_contents,
-    staged_directory,
-    staged_topic,
-    staging,
-)
-from kafkalog.storage_engine.writing.partition import Appender
-from kafkalog.storage_engine.writing.staged_contents import StagedContents
+from kafkalog.storage_engine.writing import staged_topic, staging
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.log_builder import LogBuilder
@@ -41,9 +37,9 @@ PARTITIONS = 5
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[DirectoryLog]:
     with LogBuilder(tmp_path / "log").topic("t", PARTITIONS) as log:
-        yield engine_of(log)
+        yield directory_log_of(log)
 
 
 def rows(first: int, count: int, *, wrong: bool = False) -> pa.RecordBatch:
@@ -59,7 +55,7 @@ def rows(first: int, count: int, *, wrong: bool = False) -> pa.RecordBatch:
 
 
 def stage(
-    engine: Engine, task: int, batches: Iterable[pa.RecordBatch], **options: Any
+    engine: DirectoryLog, task: int, batches: Iterable[pa.RecordBatch], **options: Any
 ) -> StagedMessage:
     return LogBuilder(engine).stage_tables(
         batches, writer_slug="a" * 32, spark_partition=task, **options
@@ -68,7 +64,7 @@ def stage(
 
 @pytest.mark.parametrize("is_renamed", [False, True])
 def test_a_task_syncs_only_a_file_that_the_commit_renames(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, is_renamed: bool
 ) -> None:
     if is_renamed:
         monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
@@ -85,7 +81,7 @@ def test_a_task_syncs_only_a_file_that_the_commit_renames(
     assert (layout.STAGED in synced) == is_renamed
 
 
-def keys(engine: Engine) -> list[list[bytes]]:
+def keys(engine: DirectoryLog) -> list[list[bytes]]:
     """Return the keys of each partition, whose offsets must be dense."""
     found = []
     for partition, (_, end) in engine.offsets("t").items():
@@ -107,7 +103,7 @@ def expected(numbers: range) -> list[list[bytes]]:
 @pytest.mark.parametrize("piece", [200, 1 << 20])
 @pytest.mark.parametrize("kept", [0, 1500, 32 << 20])
 def test_rows_keep_their_order_however_they_are_cut(
-    engine: Engine,
+    engine: DirectoryLog,
     monkeypatch: pytest.MonkeyPatch,
     portion: int,
     pending: int,
@@ -130,7 +126,7 @@ def test_rows_keep_their_order_however_they_are_cut(
 
 @pytest.mark.parametrize("limit", [8, 1_000])
 def test_partitions_are_appended_to_side_by_side_if_so_many_files_may_be_open(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, limit: int
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     threads = set[int]()
     append = Appender.append
@@ -151,7 +147,7 @@ def test_partitions_are_appended_to_side_by_side_if_so_many_files_may_be_open(
 
 
 def test_rows_that_are_refused_while_others_come_fail_the_task(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     with pytest.raises(InvalidInputError, match="out of range"):
@@ -159,7 +155,7 @@ def test_rows_that_are_refused_while_others_come_fail_the_task(
     assert list(engine.root.glob(f"*{layout.STAGED}")) == []
 
 
-def test_a_task_leaves_one_file_whatever_its_partitions(engine: Engine) -> None:
+def test_a_task_leaves_one_file_whatever_its_partitions(engine: DirectoryLog) -> None:
     message = stage(engine, 0, [rows(0, 500)])
     assert len(message.files) == 1
     assert [run.partition for run in message.runs] == [0, 1, 4]
@@ -208,7 +204,7 @@ def test_rows_are_sorted_by_partition_and_stay_in_order(count: int) -> None:
 
 @pytest.mark.parametrize("segment_run", [1, 400, 1500])
 def test_rows_keep_their_order_where_some_partitions_become_segments(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, segment_run: int
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, segment_run: int
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", segment_run)
@@ -224,14 +220,14 @@ def test_rows_keep_their_order_where_some_partitions_become_segments(
 
 
 def test_memory_that_runs_share_counts_as_long_as_one_of_them_waits(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is written leaves its memory to those that were encoded together with it."""
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 5_000)
     monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 10_000)
     monkeypatch.setattr(staged_topic, "LARGE_RUN_SIZE", 500)
-    writer = StagedWriter(engine.root, engine.state(), now_ms=lambda: NOW_MS, writer_slug="a" * 32)
+    writer = StagedWriter(engine, engine.state(), now_ms=lambda: NOW_MS, writer_slug="a" * 32)
     held = []
     for n in range(25):
         # Two large runs, of which one is a segment soon, and one stays below that for long.
@@ -249,7 +245,7 @@ def test_memory_that_runs_share_counts_as_long_as_one_of_them_waits(
 
 
 def test_what_is_appended_of_a_large_file_is_what_was_verified(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_contents, "_KEPT_SIZE", 0)
     monkeypatch.setattr(staged_contents, "_PIECE_SIZE", 150)
@@ -269,7 +265,7 @@ def test_what_is_appended_of_a_large_file_is_what_was_verified(
 
 
 def test_an_attempt_whose_segment_a_commit_has_removed_leaves_no_index(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(staged_directory, "SEGMENT_RUN_SIZE", 1)
     monkeypatch.setattr(staged_topic, "LARGE_RUN_SIZE", 1)
@@ -288,7 +284,7 @@ def test_an_attempt_whose_segment_a_commit_has_removed_leaves_no_index(
     assert list(engine.root.rglob("kl-*.staged*")) == []
 
 
-def test_a_small_file_is_read_once(engine: Engine) -> None:
+def test_a_small_file_is_read_once(engine: DirectoryLog) -> None:
     message = stage(engine, 0, [rows(0, 50)])
     contents = StagedContents(engine.root)
     contents.verify(message)
@@ -320,7 +316,7 @@ def too_large() -> pa.RecordBatch:
 
 @pytest.mark.parametrize("wrong", [nameless_header, too_large])
 def test_a_refused_record_ends_the_encoder_and_leaves_no_file(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, wrong: Any
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     monkeypatch.setattr(staging, "_GATHER_SIZE", 1)
     monkeypatch.setattr(staged_directory, "_PENDING_SIZE", 0)
@@ -331,7 +327,7 @@ def test_a_refused_record_ends_the_encoder_and_leaves_no_file(
 
 
 def test_a_full_disk_ends_the_encoder_and_leaves_no_file(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(fd: int, data: bytes, position: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -348,7 +344,7 @@ def test_a_full_disk_ends_the_encoder_and_leaves_no_file(
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_a_task_that_is_stopped_waits_for_its_encoder_and_leaves_no_file(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     """Nothing may write to a descriptor that is closed, and another file's by then."""
     write_at, ended = files.write_at, list[int]()
@@ -375,7 +371,7 @@ def test_a_task_that_is_stopped_waits_for_its_encoder_and_leaves_no_file(
 
 
 def test_no_more_than_one_portion_waits_for_a_slow_disk(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: DirectoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_at, taken, written = files.write_at, list[int](), list[int]()
 
@@ -397,7 +393,7 @@ def test_no_more_than_one_portion_waits_for_a_slow_disk(
     assert all(count <= n + 3 for n, count in enumerate(written)), written
 
 
-def test_a_partition_beyond_32_bits_is_out_of_range(engine: Engine) -> None:
+def test_a_partition_beyond_32_bits_is_out_of_range(engine: DirectoryLog) -> None:
     value = pa.array([b"v"])
     far = pa.record_batch({"key": value, "value": value, "partition": pa.array([1 << 32])})
     with pytest.raises(InvalidInputError, match="4294967296 is out of range"):

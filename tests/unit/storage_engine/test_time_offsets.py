@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading import time_offsets
@@ -204,7 +204,7 @@ def test_records_below_the_log_start_are_not_found(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> DirectoryLog:
     """Offsets 0 to 2, a transaction that is open from 3 on, own records at 5 and 6."""
     log = LogBuilder(tmp_path, now_ms=40).topic(partitions=2, policy="delete")
     batches = [
@@ -215,7 +215,7 @@ def engine(tmp_path: Path) -> Engine:
     return log.append_raw(*batches).append(("a", "1"), ("b", "2"), partition=0).engine
 
 
-def test_the_ends_of_the_log_have_offsets_and_epochs_but_no_time(engine: Engine) -> None:
+def test_the_ends_of_the_log_have_offsets_and_epochs_but_no_time(engine: DirectoryLog) -> None:
     latest = engine.offset_for_time("t", time_offsets.LATEST)
     assert latest == {0: TimeOffset(3, -1, 3), 1: TimeOffset(0, -1, -1)}
     latest = engine.offset_for_time("t", -1, isolation_level="read_uncommitted")
@@ -227,11 +227,11 @@ def test_the_ends_of_the_log_have_offsets_and_epochs_but_no_time(engine: Engine)
     assert engine.offset_for_time("t", -2)[0] == TimeOffset(2, -1, 3)
 
 
-def test_a_record_says_its_time_and_its_epoch(engine: Engine) -> None:
+def test_a_record_says_its_time_and_its_epoch(engine: DirectoryLog) -> None:
     assert engine.offset_for_time("t", 11) == {0: TimeOffset(1, 20, 2), 1: None}
 
 
-def test_what_a_reader_does_not_see_yet_is_none(engine: Engine) -> None:
+def test_what_a_reader_does_not_see_yet_is_none(engine: DirectoryLog) -> None:
     for ms, found in ((30, TimeOffset(3, 30, 3)), (-3, TimeOffset(5, 40, 3))):
         assert engine.offset_for_time("t", ms)[0] is None
         assert engine.offset_for_time("t", ms, isolation_level="read_uncommitted")[0] == found
@@ -240,12 +240,12 @@ def test_what_a_reader_does_not_see_yet_is_none(engine: Engine) -> None:
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(5, 40, 3)
 
 
-def test_a_marker_may_be_the_latest_record(engine: Engine) -> None:
+def test_a_marker_may_be_the_latest_record(engine: DirectoryLog) -> None:
     engine.append_raw("t", 0, marker(7, COMMIT, 9, timestamp=99).data, now_ms=40)
     assert engine.offset_for_time("t", -3)[0] == TimeOffset(7, 99, 0)
 
 
-def test_other_negative_times_and_levels_are_errors(engine: Engine) -> None:
+def test_other_negative_times_and_levels_are_errors(engine: DirectoryLog) -> None:
     with pytest.raises(InvalidInputError, match=r"or -1 \(latest\), -2 .*, found -6"):
         engine.offset_for_time("t", -6)
     with pytest.raises(InvalidInputError, match="found 'any'"):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.batch_builder import Record, at_times, batch_data, joined
 
 LATEST, EARLIEST, LARGEST, EARLIEST_HERE, LATEST_ELSEWHERE = -1, -2, -3, -4, -5
@@ -15,8 +15,8 @@ TIMES = [100, 300, 200, 300, 250]
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
-    engine = Engine(tmp_path)
+def engine(tmp_path: Path) -> DirectoryLog:
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     batches = [
         at_times(
@@ -32,34 +32,36 @@ def engine(tmp_path: Path) -> Engine:
     return engine
 
 
-def found(engine: Engine, at: int, isolation_level: str = "read_uncommitted") -> tuple[int, ...]:
+def found(
+    engine: DirectoryLog, at: int, isolation_level: str = "read_uncommitted"
+) -> tuple[int, ...]:
     place = engine.offset_for_time("t", at, isolation_level=isolation_level)[0]
     return () if place is None else (place.offset, place.timestamp, place.leader_epoch)
 
 
-def test_latest_is_the_high_watermark_or_the_last_stable_offset(engine: Engine) -> None:
+def test_latest_is_the_high_watermark_or_the_last_stable_offset(engine: DirectoryLog) -> None:
     assert found(engine, LATEST)[:2] == (5, -1)
     assert found(engine, LATEST, "read_committed")[:2] == (3, -1)
 
 
-def test_earliest_is_the_log_start_without_a_time_and_with_its_epoch(engine: Engine) -> None:
+def test_earliest_is_the_log_start_without_a_time_and_with_its_epoch(engine: DirectoryLog) -> None:
     assert found(engine, EARLIEST) == (0, -1, 5)
     engine.delete_records("t", 0, 3)
     assert found(engine, EARLIEST) == found(engine, EARLIEST_HERE) == (3, -1, 6)
 
 
-def test_the_largest_time_is_that_of_the_first_record_that_has_it(engine: Engine) -> None:
+def test_the_largest_time_is_that_of_the_first_record_that_has_it(engine: DirectoryLog) -> None:
     assert found(engine, LARGEST) == (1, 300, 5)
     engine.delete_records("t", 0, 2)
     assert found(engine, LARGEST) == (3, 300, 6)
 
 
-def test_nothing_is_elsewhere(engine: Engine) -> None:
+def test_nothing_is_elsewhere(engine: DirectoryLog) -> None:
     assert found(engine, LATEST_ELSEWHERE) == ()
 
 
 def test_a_log_without_times_has_no_largest_one(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1)
     assert found(engine, LARGEST) == ()
     data = batch_data([Record(0, -1, b"k", b"v")])
@@ -68,6 +70,6 @@ def test_a_log_without_times_has_no_largest_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", range(50, 351, 25))
-def test_a_time_is_that_of_the_first_record_as_young(engine: Engine, at: int) -> None:
+def test_a_time_is_that_of_the_first_record_as_young(engine: DirectoryLog, at: int) -> None:
     young = [(offset, time) for offset, time in enumerate(TIMES) if time >= at]
     assert found(engine, at)[:2] == (young[0] if young else ())

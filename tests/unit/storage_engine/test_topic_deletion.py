@@ -15,7 +15,9 @@ import pytest
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory import directory_snapshot
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -23,8 +25,6 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.metadata.writer import Writer
-from kafkalog.storage_engine.reading import directory_snapshot
-from kafkalog.storage_engine.writing.topic_deletion import finish_deletions
 from tests.builders.batch_builder import ABORT, COMMIT, batch, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values
@@ -35,7 +35,7 @@ DELAY_MS = 60_000
 DELETED = re.compile(r"^t-\d\.[0-9a-f]{32}-delete$")
 
 
-def filled(root: Path, partitions: int = 2) -> Engine:
+def filled(root: Path, partitions: int = 2) -> DirectoryLog:
     log = LogBuilder(root).topic("t", partitions)
     log.append(*((f"k{n}", "old") for n in range(20)))
     return log.topic("other").append(("k", "v")).engine
@@ -104,7 +104,7 @@ def test_a_new_topics_directory_that_lost_its_id_is_not_a_deleted_ones(tmp_path:
 
 def test_a_deleted_topic_is_gone_for_every_process(tmp_path: Path) -> None:
     engine = filled(tmp_path)
-    other = Engine(tmp_path)
+    other = DirectoryLog(tmp_path)
     engine.delete_topic("t", now_ms=NOW_MS)
     assert other.topics() == ["other"]
     with pytest.raises(UnknownTopicError):
@@ -129,7 +129,7 @@ def test_its_directories_get_kafkas_name_and_are_removed_after_the_delay(tmp_pat
     sweep(engine, now_ms=NOW_MS + DELAY_MS)
     assert directories(tmp_path) == ["other-0"]
     assert engine.state().deleting == {}
-    assert Engine(tmp_path).state().deleting == {}
+    assert DirectoryLog(tmp_path).state().deleting == {}
 
 
 def test_without_a_delay_they_are_removed_at_once(tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_without_a_delay_they_are_removed_at_once(tmp_path: Path) -> None:
 
 def test_the_next_writer_that_opens_the_log_removes_them(tmp_path: Path) -> None:
     filled(tmp_path).delete_topic("t", now_ms=NOW_MS)
-    Engine(tmp_path, read_only=True)
+    DirectoryLog(tmp_path, read_only=True)
     assert len(directories(tmp_path)) == 3
-    Engine(tmp_path)
+    DirectoryLog(tmp_path)
     assert directories(tmp_path) == ["other-0"]
 
 
@@ -151,7 +151,7 @@ def test_the_next_writer_that_opens_the_log_removes_them(tmp_path: Path) -> None
 def test_the_name_of_a_deleted_directory_is_cut_to_255_characters(
     tmp_path: Path, length: int
 ) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     name = "x" * length
     topic = engine.create_topic(name, 11)
     engine.delete_topic(name, now_ms=10**14)
@@ -169,7 +169,7 @@ def test_a_topic_of_the_same_name_can_be_created_at_once(tmp_path: Path) -> None
     assert set(values(engine)) == {b"new"}
     engine.delete_topic("t", now_ms=NOW_MS)
     engine.create_topic("t", 1, now_ms=NOW_MS)
-    Engine(tmp_path)  # removes what is left of both
+    DirectoryLog(tmp_path)  # removes what is left of both
     assert directories(tmp_path) == ["other-0", "t-0"]
     assert engine.offsets("t") == {0: (0, 0)}
 
@@ -178,7 +178,7 @@ def test_a_reader_that_is_open_reads_on(tmp_path: Path) -> None:
     engine = filled(tmp_path, partitions=1)
     with engine.snapshot("t", 0) as snapshot:
         engine.delete_topic("t", now_ms=NOW_MS)
-        Engine(tmp_path)
+        DirectoryLog(tmp_path)
         assert sum(len(chunk.table) for chunk in snapshot.chunks(0, 20)) >= 1
 
 
@@ -186,7 +186,7 @@ def test_a_reader_never_goes_on_in_a_new_topic_of_the_same_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_snapshot, "WINDOW", 2)
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     for value in ("old", "new"):
         engine.create_topic("t", 1, {"segment.bytes": "100"})
         for n in range(6):
@@ -229,7 +229,7 @@ def test_what_was_staged_for_a_deleted_topic_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_deletion_is_synced_also_where_commits_are_not(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"flush.messages": "1000"})
     engine.append("t", [("k", "v")], now_ms=NOW_MS)
     assert engine.state().unsynced
@@ -240,7 +240,7 @@ def test_a_deletion_is_synced_also_where_commits_are_not(tmp_path: Path) -> None
 def test_a_log_opened_read_only_loses_no_topic(tmp_path: Path) -> None:
     filled(tmp_path)
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        Engine(tmp_path, read_only=True).delete_topic("t")
+        DirectoryLog(tmp_path, read_only=True).delete_topic("t")
 
 
 # --- the journal ---------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_a_rewritten_journal_remembers_what_is_being_deleted(tmp_path: Path) -> 
     journal = Journal(tmp_path / layout.COMMIT)
     journal.recover()
     journal.rewrite()
-    assert [d.name for d in Engine(tmp_path).state().deleting.values()] == ["t"]
+    assert [d.name for d in DirectoryLog(tmp_path).state().deleting.values()] == ["t"]
 
 
 # --- cleaners ------------------------------------------------------------------------------------
@@ -285,10 +285,10 @@ def test_a_deletion_waits_for_the_cleaner_lock_and_the_topic_is_gone_meanwhile(
     with locks.FileLock(tmp_path / "t-0" / layout.CLEANER_LOCK).exclusive():
         thread = threading.Thread(target=engine.delete_topic, args=("t",))
         thread.start()
-        while "t" in Engine(tmp_path, read_only=True).topics():
+        while "t" in DirectoryLog(tmp_path, read_only=True).topics():
             pass
         assert (tmp_path / "t-0").exists()
-        creator = threading.Thread(target=Engine(tmp_path).create_topic, args=("t",))
+        creator = threading.Thread(target=DirectoryLog(tmp_path).create_topic, args=("t",))
         creator.start()
         creator.join(0.2)
         assert creator.is_alive()
@@ -322,7 +322,7 @@ def test_all_files_go_before_anything_is_written_of_it(
 
 
 def delete(root: Path, now_ms: int = NOW_MS) -> Callable[[], None]:
-    engine = Engine(root)
+    engine = DirectoryLog(root)
     return lambda: engine.delete_topic("t", now_ms=now_ms)
 
 
@@ -341,11 +341,11 @@ def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(
         shutil.copytree(tmp_path / "start", root)
         if not each_act(delete(root), n, Died(), after=after):
             break
-        reader = Engine(root, read_only=True)
+        reader = DirectoryLog(root, read_only=True)
         is_there = "t" in reader.topics()
         if is_there:
             assert set(values(reader)) == {b"old"}, n
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         # Whoever opens for writing finds a record that was written and not published.
         is_there = "t" in engine.topics()
         if next_ == "create":
@@ -363,7 +363,7 @@ def test_a_process_that_dies_at_any_act_of_a_deletion_leaves_the_topic_or_none(
         if "t" in engine.topics():
             engine.append("t", [("k", "v")], now_ms=NOW_MS)
             engine.delete_topic("t", now_ms=NOW_MS)
-        Engine(root)
+        DirectoryLog(root)
         assert directories(root) == ["other-0"], n
         assert engine.state().deleting == {}, n
         assert set(values(engine, "other")) == {b"v"}, n
@@ -380,7 +380,7 @@ def test_any_act_of_a_deletion_that_fails_once_leaves_the_topic_or_none(tmp_path
         shutil.copytree(tmp_path / "start", root)
         if not each_act(delete(root), n, OSError(5, "failed")):
             break
-        engine = Engine(root)
+        engine = DirectoryLog(root)
         assert set(values(engine)) == {b"old"} if "t" in engine.topics() else True, n
         engine.create_topic("t", 2, exist_ok=True)
         engine.append("t", [("k", "new")], now_ms=NOW_MS)
@@ -401,7 +401,7 @@ def test_a_creation_that_died_beside_a_deletion_is_done_again(
     with monkeypatch.context() as patch, pytest.raises(Died):
         patch.setattr(Journal, "append", die)
         engine.create_topic("t", 2)
-    Engine(tmp_path).create_topic("t", 2)
+    DirectoryLog(tmp_path).create_topic("t", 2)
     assert sum(DELETED.match(name) is not None for name in os.listdir(tmp_path)) == 2
 
 
@@ -414,7 +414,7 @@ def test_checkpoints_say_nothing_of_a_new_topic_that_was_true_of_a_deleted_one(
         return [str(found) for found in verify(tmp_path) if found.is_damage]
 
     filled(tmp_path).close()
-    with Engine(tmp_path) as engine:
+    with DirectoryLog(tmp_path) as engine:
         engine.delete_topic("t", now_ms=NOW_MS)
         engine.create_topic("t", 2, {"file.delete.delay.ms": str(DELAY_MS)}, now_ms=NOW_MS)
         assert damage() == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.transactions.transaction_index import (
@@ -29,9 +29,9 @@ ABORTED, COMMITTED = 7, 8
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Engine:
+def engine(tmp_path: Path) -> DirectoryLog:
     """Offsets 0-1 aborted, 2-3 committed, 4 without transaction, 5-6 the markers, 7 by ABORTED."""
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t", 1, {"cleanup.policy": "delete"})
     batches = [
         batch(0, 2, of=ABORTED),
@@ -48,22 +48,22 @@ def engine(tmp_path: Path) -> Engine:
     return engine
 
 
-def offsets(engine: Engine, *, read_committed: bool, start: int = 0) -> list[int]:
+def offsets(engine: DirectoryLog, *, read_committed: bool, start: int = 0) -> list[int]:
     schema = changelog_schema()
     with engine.snapshot("t", 0) as snapshot:
         batches = list(snapshot.read(start, 8, schema=schema, read_committed=read_committed))
     return [offset for rows in batches for offset in rows["offset"].to_pylist()]
 
 
-def test_read_committed_leaves_out_aborted_data_and_markers(engine: Engine) -> None:
+def test_read_committed_leaves_out_aborted_data_and_markers(engine: DirectoryLog) -> None:
     assert offsets(engine, read_committed=True) == [2, 3, 4, 7]
 
 
-def test_read_committed_begins_amid_an_aborted_transaction(engine: Engine) -> None:
+def test_read_committed_begins_amid_an_aborted_transaction(engine: DirectoryLog) -> None:
     assert offsets(engine, read_committed=True, start=1) == [2, 3, 4, 7]
 
 
-def test_read_uncommitted_leaves_out_markers_only(engine: Engine) -> None:
+def test_read_uncommitted_leaves_out_markers_only(engine: DirectoryLog) -> None:
     assert offsets(engine, read_committed=False) == [0, 1, 2, 3, 4, 7]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
@@ -230,7 +230,7 @@ def test_a_segments_index_is_retired_and_removed_with_it(tmp_path: Path) -> None
 def test_entries_from_the_first_without_its_marker_on_go(
     tmp_path: Path, end: int, kept: int
 ) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     directory = engine.partition_directory("t", 0)
     ended = [entry for entry in FOUR if entry.last_offset < end]

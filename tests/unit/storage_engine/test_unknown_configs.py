@@ -9,10 +9,10 @@ import pytest
 
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.broker.adopt import adopt
-from kafkalog.storage_engine.broker.release import release
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.ownership.adopt import adopt
+from kafkalog.storage_engine.ownership.release import release
 from tests.builders.batch_builder import BatchBuilder
 from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine import test_metadata_log as metadata
@@ -51,7 +51,7 @@ def take(root: Path, config: dict[str, dict[str, str]] | None = None) -> str:
 
 def left_after_years(root: Path) -> list[tuple[bytes, bytes | None]]:
     """Return what four cleanings, each followed by retention and a year, leave of the topic."""
-    with Engine(root) as engine:
+    with DirectoryLog(root) as engine:
         for year in range(1, 5):
             clean(engine, force=True, now_ms=NOW_MS + year * YEAR_MS)
             engine.apply_retention(now_ms=NOW_MS + year * YEAR_MS)
@@ -75,7 +75,7 @@ def test_an_adoption_deletes_nothing_that_an_unknown_config_may_keep(
     config = {"topic": {"t": given}, "all": {"*": given}, "taken again": {"t": given}}
     said = take(root, config.get(source))
     if source == "altered":
-        with Engine(root) as engine:
+        with DirectoryLog(root) as engine:
             engine.alter_topic("t", given)
         assert "cleanup.policy is not known" in said
     else:
@@ -98,7 +98,7 @@ def test_what_is_known_is_obeyed_and_nothing_is_said(
     root = broker(tmp_path / "kafka", **(in_metadata if source == "metadata" else {}))
     said = take(root, {"topic": {"t": given}, "all": {"*": given}}.get(source))
     if source == "altered":
-        with Engine(root) as engine:
+        with DirectoryLog(root) as engine:
             engine.alter_topic("t", given)
     else:
         assert said == ""
@@ -111,15 +111,15 @@ def test_a_copy_goes_on_after_an_adoption_only_if_no_deletion_can_be_missing(
     tmp_path: Path, given: dict[str, str]
 ) -> None:
     root, copied = broker(tmp_path / "kafka", cleanup_policy="compact"), tmp_path / "copy"
-    with Engine(root, read_only=True) as source, Engine(copied) as destination:
+    with DirectoryLog(root, read_only=True) as source, DirectoryLog(copied) as destination:
         copy(source, destination, now_ms=NOW_MS)
     builder = BatchBuilder(base_offset=9).add(b"c", b"1")  # the broker cleaned offset 8 away
     write_segment(root / "t-0", 9, [builder.build()])
     (root / "cleaner-offset-checkpoint").write_text("0\n1\nt 0 9\n")
     take(root, {"t": given})
     with (
-        Engine(root, read_only=True) as source,
-        Engine(copied) as destination,
+        DirectoryLog(root, read_only=True) as source,
+        DirectoryLog(copied) as destination,
         pytest.raises(InvalidInputError, match=r"delete\.retention\.ms"),
     ):
         copy(source, destination, now_ms=NOW_MS + 1)

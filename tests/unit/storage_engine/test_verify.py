@@ -15,7 +15,7 @@ import kafkalog
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import log_size, verify
-from kafkalog.storage_engine.engine import Engine
+from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.segment import log_scanner
 from tests.builders.batch_builder import (
@@ -407,7 +407,7 @@ def test_leader_epochs_of_a_commit_that_died_are_no_damage(root: Path) -> None:
 
 
 def test_a_leader_epoch_that_a_lower_one_has_replaced_is_no_damage(tmp_path: Path) -> None:
-    engine = Engine(tmp_path)
+    engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     for steps in ([(0, 2), (1, 5), (2, 6)], [(3, 3), (4, 3)]):
         engine.append_raw("t", 0, joined(at_times(base, leader_epoch=n) for base, n in steps))
@@ -487,13 +487,13 @@ def test_foreign_files_and_leftovers_are_notices(root: Path) -> None:
 
 def test_what_is_left_of_a_deleted_topic_is_a_notice_until_it_has_its_own_name(root: Path) -> None:
     before = notices(root)
-    with Engine(root).transaction() as transaction:  # of a process that dies then
+    with DirectoryLog(root).transaction() as transaction:  # of a process that dies then
         transaction.delete_topic("table", 10**14)
         transaction.publish(10**14)
     (left,) = set(notices(root)) - set(before)
     assert (left.path, left.found) == (root / "table-0", "what is left of one that was deleted")
     assert damage(root) == []
-    Engine(root)  # moves it away, to be removed later
+    DirectoryLog(root)  # moves it away, to be removed later
     assert list(root.glob("table-0.*-delete"))
     assert notices(root) == before
 

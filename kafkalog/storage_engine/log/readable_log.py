@@ -1,6 +1,6 @@
 """The seam below all readers and tasks: a log's state, snapshots, and where tasks write.
 
-A log directory (`store.Store`) and a log in an object store (`object_log.ObjectLog`) offer it.
+`ReadableDirectory` offers it for a log directory, `ObjectLog` for a log in an object store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
 
-class LogStore(ABC):
+class ReadableLog(ABC):
     """One process's access to a log; a context manager."""
 
     root: Path | str

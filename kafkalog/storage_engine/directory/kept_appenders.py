@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from kafkalog.storage_engine.directory.partition import Appender
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.writing.partition import Appender
 
 Key = tuple[str, int]
 _KEPT_MAX: Final = 2_000

@@ -33,16 +33,16 @@ from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError,
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.log.results import CommitResult
 from kafkalog.storage_engine.segment.segments import list_segments, retire
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
-from kafkalog.storage_engine.writing.commit import CommitResult
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.directory.partition import Appender
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.store import Store
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
-    from kafkalog.storage_engine.writing.partition import Appender
 
 Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
 
@@ -53,9 +53,9 @@ _logger = logging.getLogger(__name__)
 
 
 def append_raw(
-    store: Store, topic: str, partition: int, source: Source, *, now_ms: int
+    store: ReadableDirectory, topic: str, partition: int, source: Source, *, now_ms: int
 ) -> CommitResult:
-    """Append every batch of `source` to a partition; see `Engine.append_raw`."""
+    """Append every batch of `source` to a partition; see `DirectoryLog.append_raw`."""
     with _opened(store.root, source) as reader:
         if reader.remaining == 0:
             return CommitResult(skipped=False, rows=0)
@@ -73,7 +73,7 @@ def append_raw(
     return CommitResult(False, rows, {(topic, partition): (start, end.high_watermark)})
 
 
-def append_copied(store: Store, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+def append_copied(store: ReadableDirectory, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
     """Append runs of several partitions in one commit; return the number of records.
 
     Raises StorageError for a run that does not follow its partition's log, CorruptBatchError.

@@ -1,7 +1,7 @@
 """The store of a log directory: what every reader and every writer of it needs.
 
 It has the root, the journal and its state, the locks, a transaction, and snapshots of partitions.
-The façade `engine.Engine` adds the acts. A task that reads imports no more than this.
+The façade `directory_log.DirectoryLog` adds the acts. A task that reads imports no more than this.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kafkalog.errors import (
     UnknownTopicError,
 )
 from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.reading.recorded_records import journal_of
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.directory.kept_appenders import KeptAppenders
+    from kafkalog.storage_engine.directory.transaction import Transaction
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.segment.byte_source import LateFiles
     from kafkalog.storage_engine.transactions.producers import Producers
-    from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
-    from kafkalog.storage_engine.writing.transaction import Transaction
 
 _journal_of_tasks = functools.lru_cache(maxsize=4)(journal_of)
 
 
-class Store(LogStore):
+class ReadableDirectory(ReadableLog):
     """One process's access to a log directory; a context manager.
 
     `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
@@ -142,8 +142,8 @@ class Store(LogStore):
 
         An OSError becomes a StorageError that says which file it was about.
         """
-        from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
-        from kafkalog.storage_engine.writing.transaction import Transaction
+        from kafkalog.storage_engine.directory.kept_appenders import KeptAppenders
+        from kafkalog.storage_engine.directory.transaction import Transaction
 
         self.check_writable()
         with (
@@ -263,7 +263,7 @@ class Store(LogStore):
 
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: files below the root."""
-        from kafkalog.storage_engine.writing.staged_directory import StagedDirectory
+        from kafkalog.storage_engine.directory.staged_directory import StagedDirectory
 
         return StagedDirectory(self.root, name)
 

@@ -43,13 +43,13 @@ from typing import Final
 
 from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.broker.adopted_topics import WITHOUT_ID, write_adopted_topics
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import decide
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
 from kafkalog.storage_engine.broker.recovery import repair_partition
-from kafkalog.storage_engine.broker.release import LOCK_WAIT_S, Progress
+from kafkalog.storage_engine.directory.recorded_records import journal_of
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints, config
@@ -65,9 +65,9 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
     write_remote_log_starts,
 )
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
-from kafkalog.storage_engine.reading.recorded_records import journal_of
+from kafkalog.storage_engine.ownership.adopted_topics import WITHOUT_ID, write_adopted_topics
+from kafkalog.storage_engine.ownership.release import LOCK_WAIT_S, Progress
 from kafkalog.storage_engine.segment import segments
-from kafkalog.storage_engine.writing.transaction import Transaction
 
 _NO_POLICY: Final = {"cleanup.policy": ""}
 _KEEP_ALL: Final = {

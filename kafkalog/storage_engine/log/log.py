@@ -1,6 +1,6 @@
 """The acts of a log that are the same wherever it lies, made of a few that are not.
 
-`engine.Engine` and `object_log.ObjectLog` add those few: `change`, `commit`, `abort` and retention.
+`DirectoryLog` and `ObjectLog` add those few: `change`, `commit`, `abort` and retention.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.log.log_store import LogStore
+from kafkalog.storage_engine.log.readable_log import ReadableLog
+from kafkalog.storage_engine.log.results import CommitResult, RetentionStats
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import EMPTY, TopicState
 from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.reading import time_offsets
 from kafkalog.storage_engine.records.record_batches import record_batches
-from kafkalog.storage_engine.writing.commit import CommitResult
-from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import BATCH_SIZE, StagedWriter
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 
-class LogEngine(LogStore):
+class Log(ReadableLog):
     """A log with all that can be done to it; a context manager."""
 
     # --- the acts that are not the same ----------------------------------------------------------

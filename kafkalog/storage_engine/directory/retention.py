@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from kafkalog.errors import (
 )
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
@@ -42,27 +42,11 @@ from kafkalog.storage_engine.segment.segments import (
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.store import Store
-    from kafkalog.storage_engine.writing.transaction import Transaction
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
+    from kafkalog.storage_engine.directory.transaction import Transaction
 
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionStats:
-    """The result of retention in one partition."""
-
-    topic: str
-    partition: int
-    log_start_offset: int = 0
-    """The new log start."""
-    segments: int = 0
-    """The number of removed segments."""
-    bytes_removed: int = 0
-    """The bytes of their `.log` files."""
-    error: str | None = None
-    """The reason of a failure, which leaves the partition unchanged; None after success."""
 
 
 # --- choose the segments -------------------------------------------------------------------------
@@ -99,7 +83,7 @@ def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
 
 
 def apply_retention(
-    store: Store,
+    store: ReadableDirectory,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -141,7 +125,7 @@ def apply_retention(
 
 
 def retain_partition(
-    store: Store, topic: str, partition: int, *, now_ms: int
+    store: ReadableDirectory, topic: str, partition: int, *, now_ms: int
 ) -> RetentionStats | None:
     """Apply a partition's retention; return None if it removes nothing.
 
@@ -233,8 +217,10 @@ def _retain(
     return RetentionStats(topic, partition, log_start, count, size)
 
 
-def delete_records(store: Store, topic: str, partition: int, before: int, *, now_ms: int) -> int:
-    """Raise a partition's log start to `before` (rule P7); see `Engine.delete_records`."""
+def delete_records(
+    store: ReadableDirectory, topic: str, partition: int, before: int, *, now_ms: int
+) -> int:
+    """Raise a partition's log start to `before` (rule P7); see `DirectoryLog.delete_records`."""
     with store.transaction() as transaction:
         state = transaction.topic(topic).partitions[partition]
         log_start = transaction.delete_records(topic, partition, before)

@@ -9,24 +9,24 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.directory.staged_contents import StagedContents
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS, CommitResult
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer, is_new, writer_slug
-from kafkalog.storage_engine.writing.staged_contents import StagedContents
 from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.store import Store
-    from kafkalog.storage_engine.writing.partition import Appender
-    from kafkalog.storage_engine.writing.transaction import Transaction
+    from kafkalog.storage_engine.directory.partition import Appender
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
+    from kafkalog.storage_engine.directory.transaction import Transaction
 
 _logger = logging.getLogger(__name__)
 _ByPartition: TypeAlias = dict[tuple[str, int], list[tuple[StagedMessage, Run]]]
@@ -34,21 +34,10 @@ _LARGE_SIZE = 4 << 20
 """Bytes for one partition that are worth a thread."""
 _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 2, 4
 """Partitions that are appended to at once, in as many threads."""
-STAGED_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
-"""A staged file this old is named by no query that is alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """The result of a commit: (first, next) offset per (topic, partition), empty if `skipped`."""
-
-    skipped: bool
-    rows: int
-    offsets: Mapping[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
 
 
 def commit_staged(
-    store: Store,
+    store: ReadableDirectory,
     staged: Sequence[StagedMessage],
     *,
     writer: Writer | None,
@@ -56,7 +45,7 @@ def commit_staged(
     reset_writer: bool,
     now_ms: int,
 ) -> CommitResult:
-    """Commit what tasks have staged, all of it or nothing; see `Engine.commit`.
+    """Commit what tasks have staged, all of it or nothing; see `DirectoryLog.commit`.
 
     The order of the calls is the promise: is it a retry, verify, truncate, append, sync, record,
     sync, publish.

@@ -47,11 +47,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kafkalog.errors import CorruptLogError, KafkaLogError, StorageError
+from kafkalog.storage_engine.directory import ended_pins, pin_file
+from kafkalog.storage_engine.directory.pin_file import Pin
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.state import State
-from kafkalog.storage_engine.reading import ended_pins, pin_file
-from kafkalog.storage_engine.reading.pin_file import Pin
 
 _logger = logging.getLogger(__name__)
 

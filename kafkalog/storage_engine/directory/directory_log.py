@@ -9,50 +9,39 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.errors import (
     CorruptLogError,
-    InvalidInputError,
     LockedByBrokerError,
     LogMovedError,
     StorageError,
 )
 from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.directory import commit, retention, topic_deletion
+from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log.log_engine import LogEngine, now_of
+from kafkalog.storage_engine.log.log import Log, now_of
+from kafkalog.storage_engine.log.results import CommitResult, RetentionStats
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.writer import Writer, is_committed
-from kafkalog.storage_engine.store import Store
-from kafkalog.storage_engine.writing import commit, retention, topic_deletion
-from kafkalog.storage_engine.writing.commit import CommitResult
-from kafkalog.storage_engine.writing.retention import RetentionStats
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
+    from kafkalog.storage_engine.directory.raw_append import Source
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
-    from kafkalog.storage_engine.writing.raw_append import Source
-
-__all__ = [
-    "CommitResult",
-    "Engine",
-    "OpenedLog",
-    "RetentionStats",
-    "Writer",
-    "engine_of",
-]
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-class Engine(Store, LogEngine):
+class DirectoryLog(ReadableDirectory, Log):
     """A log directory with all that can be done to it; a context manager.
 
-    Raises what `Store` raises.
+    Raises what `ReadableDirectory` raises.
     """
 
     def __init__(
@@ -100,7 +89,7 @@ class Engine(Store, LogEngine):
         `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
         InvalidInputError and CorruptBatchError.
         """
-        from kafkalog.storage_engine.writing import raw_append
+        from kafkalog.storage_engine.directory import raw_append
 
         self.check_writable()
         self.check_partition(topic, partition)
@@ -108,7 +97,7 @@ class Engine(Store, LogEngine):
 
     def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
         """Append runs of another log in one commit, as raw batches; return their records."""
-        from kafkalog.storage_engine.writing import raw_append
+        from kafkalog.storage_engine.directory import raw_append
 
         return raw_append.append_copied(self, runs, now_ms=now_ms)
 
@@ -217,24 +206,3 @@ class Engine(Store, LogEngine):
             files.pass_on(fault)
             _logger.warning("%s: checkpoints were not written at close: %s", self.root, fault)
         super().close()
-
-
-class OpenedLog(Protocol):
-    """The log that `kafkalog.open` returns, as the rooms below it see it."""
-
-    @property
-    def _engine(self) -> LogEngine: ...
-
-
-def engine_of(log: LogEngine | OpenedLog) -> Engine:
-    """Return the engine of a directory's log that `kafkalog.open` returned; an engine is its own.
-
-    Raises InvalidInputError for a log in an object store.
-    """
-    engine = log if isinstance(log, LogEngine) else log._engine
-    if isinstance(engine, Engine):
-        return engine
-    raise InvalidInputError(
-        f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
-        "Use it for topics, records, cleaning, status and verify."
-    )

@@ -32,7 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.broker.adopted_topics import differences
+from kafkalog.storage_engine.directory.partition import check_canary
+from kafkalog.storage_engine.directory.recorded_records import journal_of
+from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -48,13 +50,11 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
     read_remote_log_starts,
 )
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
-from kafkalog.storage_engine.reading.recorded_records import journal_of
+from kafkalog.storage_engine.ownership.adopted_topics import differences
 from kafkalog.storage_engine.segment import partition_directory, segments
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
-from kafkalog.storage_engine.writing.partition import check_canary
-from kafkalog.storage_engine.writing.transaction import Transaction
 
 Progress = Callable[[str, int, int], None]
 """Called with a partition's name, the number done, and the total."""

@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.errors import LockedByBrokerError, StorageError
+from kafkalog.storage_engine.directory.transaction import DeletionUnfinishedError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
-from kafkalog.storage_engine.writing.transaction import DeletionUnfinishedError
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.store import Store
+    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-def finish_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> int:
+def finish_deletions(store: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> int:
     """Move the directories of deleted topics away, and remove those whose delay has passed.
 
     Leaves a directory in which a cleaner works for the next call, unless it is of topic `wait_for`,
@@ -53,7 +53,7 @@ def finish_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) 
     return len(removed)
 
 
-def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> None:
+def try_deletions(store: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> None:
     """Do the same, but only log a failure; the next call continues."""
     try:
         finish_deletions(store, now_ms=now_ms, wait_for=wait_for)
@@ -62,7 +62,7 @@ def try_deletions(store: Store, *, now_ms: int, wait_for: str | None = None) -> 
         _logger.warning("%s: directories of deleted topics remain: %s", store.root, fault)
 
 
-def _forget(store: Store, topic_ids: list[str], now_ms: int) -> None:
+def _forget(store: ReadableDirectory, topic_ids: list[str], now_ms: int) -> None:
     """Drop topics whose files are gone, all in one commit.
 
     Rewrites the root's checkpoints first; otherwise a new topic of the same name would get the old
@@ -80,7 +80,9 @@ def _forget(store: Store, topic_ids: list[str], now_ms: int) -> None:
         transaction.publish(now_ms)
 
 
-def with_directories_away(store: Store, work: Callable[[], _Result], *, now_ms: int) -> _Result:
+def with_directories_away(
+    store: ReadableDirectory, work: Callable[[], _Result], *, now_ms: int
+) -> _Result:
     """Do work that creates topics; repeat it if directories of a deleted topic were in its way."""
     while True:
         try:
@@ -89,7 +91,7 @@ def with_directories_away(store: Store, work: Callable[[], _Result], *, now_ms: 
             finish_deletions(store, now_ms=now_ms, wait_for=fault.topic)
 
 
-def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
+def _move(store: ReadableDirectory, deleted: DeletedTopic, *, wait: bool) -> bool:
     """Rename the remaining directories; return False if one must stay for now."""
     is_whole, is_moved = True, False
     state = store.state()
@@ -124,7 +126,7 @@ def _move(store: Store, deleted: DeletedTopic, *, wait: bool) -> bool:
     return is_whole
 
 
-def _forget_cleaned(store: Store) -> None:
+def _forget_cleaned(store: ReadableDirectory) -> None:
     """Remove the topic from the cleaner's checkpoint; a full disk must not stop the deletion."""
     with store.transaction() as transaction:
         try:
@@ -163,7 +165,7 @@ def _holds_records(directory: Path) -> bool:
     return False
 
 
-def _remove(store: Store, deleted: DeletedTopic) -> None:
+def _remove(store: ReadableDirectory, deleted: DeletedTopic) -> None:
     with locks.RootLock(store.root).shared():
         for number in range(deleted.partitions):
             name = layout.deleted_directory(deleted.name, number, deleted.topic_id)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
+from kafkalog.storage_engine.directory.active_segment import ActiveSegment
 from kafkalog.storage_engine.format import batch, layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -35,7 +36,6 @@ from kafkalog.storage_engine.metadata.state import PartitionState, check_log_end
 from kafkalog.storage_engine.segment import gaps, partition_directory
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producers import Producers
-from kafkalog.storage_engine.writing.active_segment import ActiveSegment
 
 _logger = logging.getLogger(__name__)
 _WRITE_SIZE = 1 << 20

@@ -1,9 +1,10 @@
 """One holder's turn at a log: the recovered state, its changes, and the record that commits them.
 
-The order of events: `Store.transaction` takes the root lock, shared, and the commit lock, and the
-journal is recovered. Then come any number of changes. `sync_appended` syncs the logs that they
-touched. `record` checks the root lock, writes the journal's record, syncs it, and publishes it. An
-exception before `record` leaves nothing: the files are truncated at once, or by the next holder.
+The order of events: `ReadableDirectory.transaction` takes the root lock, shared, and the commit
+lock, and the journal is recovered. Then come any number of changes. `sync_appended` syncs the logs
+that they touched. `record` checks the root lock, writes the journal's record, syncs it, and
+publishes it. An exception before `record` leaves nothing: the files are truncated at once, or by
+the next holder.
 
 If the previous holder died or failed, its changes are made durable before anything is built on
 them. It may have truncated what an earlier holder left, and a power cut could bring that back among
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
+from kafkalog.storage_engine.directory import partition
+from kafkalog.storage_engine.directory.kept_appenders import KeptAppenders
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -30,8 +33,6 @@ from kafkalog.storage_engine.metadata.log_change import LogChange
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import Change, DeletedTopic, State, TopicState
 from kafkalog.storage_engine.segment import gaps, partition_directory
-from kafkalog.storage_engine.writing import partition
-from kafkalog.storage_engine.writing.kept_appenders import KeptAppenders
 
 _logger = logging.getLogger(__name__)
 _FILES_EACH = 3

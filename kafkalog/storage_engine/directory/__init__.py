@@ -1,0 +1,1 @@
+"""A log in a directory: its commits, its retention, its snapshots and its pins."""

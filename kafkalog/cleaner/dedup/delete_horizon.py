@@ -17,12 +17,18 @@ _VERSION = 1
 
 def write_delete_horizon(directory: Path, first_dirty_offset: int, horizon_ms: int | None) -> None:
     """Store when the earliest tombstone below `first_dirty_offset` may go; None for never."""
+    content = horizon_told(first_dirty_offset, horizon_ms).encode() + b"\n"
+    files.write_atomically(directory / layout.DELETE_HORIZON, content)
+
+
+def horizon_told(first_dirty_offset: int, horizon_ms: int | None) -> str:
+    """Return the content of the file."""
     content = {
         "version": _VERSION,
         "first_dirty_offset": first_dirty_offset,
         "earliest_delete_horizon_ms": horizon_ms,
     }
-    files.write_atomically(directory / layout.DELETE_HORIZON, json.dumps(content).encode() + b"\n")
+    return json.dumps(content)
 
 
 def is_told(directory: Path) -> bool:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
+from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.report.reported_log import BROKERS, COPY, OURS, ReportedPartition, header_of
-from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, read_last_cleaning
 from kafkalog.cleaner.state.uncleanable import Uncleanable, read_uncleanable

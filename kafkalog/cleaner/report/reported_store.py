@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from kafkalog.cleaner.objects.store_plan import note_of, plan_of, recorded
 from kafkalog.cleaner.report.reported_log import OURS, ReportedPartition, header_of
-from kafkalog.cleaner.schedule.store_plan import note_of, plan_of, recorded
 from kafkalog.cleaner.state.last_cleaning import LastCleaning, cleanings_of
 from kafkalog.cleaner.state.uncleanable import Uncleanable, uncleanable_of
 from kafkalog.storage_engine.format import layout

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.store_plan import (
     Decision,
     fresh_of,
     live_extents,

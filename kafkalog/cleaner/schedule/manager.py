@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
+from kafkalog.cleaner.directory.directory_shelf import DirectoryShelf
+from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
-from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cleaner.schedule.scheduler import Schedule, choose
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -90,7 +91,7 @@ def clean(
         )
     engine = directory_log_of(engine)
     cleaner = PartitionCleaner(
-        engine=engine,
+        shelf=DirectoryShelf(engine),
         now_ms=now_ms,
         clock=clock,
         config=config,
@@ -185,7 +186,7 @@ def clean_filthiest(
     schedule = choose(engine, now_ms=now_ms)
     watch(schedule)
     cleaner = PartitionCleaner(
-        engine=engine,
+        shelf=DirectoryShelf(engine),
         now_ms=now_ms,
         config=config,
         check_abort=check_abort,

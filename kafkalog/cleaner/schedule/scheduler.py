@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
-from kafkalog.cleaner.schedule.pause import is_paused
+from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import StorageError

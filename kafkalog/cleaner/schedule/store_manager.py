@@ -12,17 +12,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.schedule.partition_cleaner import never, unwatched
-from kafkalog.cleaner.schedule.scheduler import Schedule
-from kafkalog.cleaner.schedule.scratch_partition import closed_extents
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.object_round import closed_extents
+from kafkalog.cleaner.objects.object_shelf import ObjectShelf
+from kafkalog.cleaner.objects.store_plan import (
     live_extents,
     may_be_cleaned,
     merges_of,
     plan_of,
     regroup_of,
 )
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
+from kafkalog.cleaner.schedule.scheduler import Schedule
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import CorruptLogError, UnknownTopicError
@@ -208,8 +208,8 @@ def clean(
     if force:
         partitions = None if partition is None else [partition]
         roll_active(log, topic, partitions, now_ms=now_ms)
-    cleaning = StoredCleaning(
-        log=log,
+    cleaner = PartitionCleaner(
+        shelf=ObjectShelf(log),
         now_ms=now_ms,
         clock=clock,
         config=config,
@@ -220,7 +220,7 @@ def clean(
     results: list[CleanerStats] = []
     state = log.known_state
     for name, number in choose(state, topic, partition, force=force, now_ms=now_ms).partitions:
-        stats = _claimed(cleaning, name, number, force=force)
+        stats = cleaner.clean(name, number, force=force, until_clean=True)
         if stats is not None:
             results.append(stats)
     return results
@@ -244,8 +244,8 @@ def clean_filthiest(
     merge_due(log, now_ms=now_ms, check_abort=check_abort)
     schedule = choose(log.known_state, now_ms=now_ms)
     watch(schedule)
-    cleaning = StoredCleaning(
-        log=log,
+    cleaner = PartitionCleaner(
+        shelf=ObjectShelf(log),
         now_ms=now_ms,
         config=config,
         check_abort=check_abort,
@@ -253,22 +253,10 @@ def clean_filthiest(
         on_aborted=on_aborted,
     )
     for topic, partition in schedule.partitions:
-        stats = _claimed(cleaning, topic, partition)
+        stats = cleaner.clean(topic, partition)
         if stats is not None:
             return stats
     return None
-
-
-def _claimed(
-    cleaning: StoredCleaning, topic: str, partition: int, *, force: bool = False
-) -> CleanerStats | None:
-    """Clean a partition, unless another cleaner is at work on it; with `force` also then."""
-    known = cleaning.log.known_state.log.topics.get(topic)
-    if known is None:
-        return None
-    work = f"{known.topic_id}-{partition}"
-    with cleaning.log.claim(work, now_ms=cleaning.now_ms) as is_mine:
-        return cleaning.clean(topic, partition, force=force) if is_mine or force else None
 
 
 def retain(

@@ -8,6 +8,7 @@ ignored.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +48,13 @@ class LastCleaning:
 
 def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) -> None:
     """Write the figures of a cleaning; ignore a disk that refuses them."""
+    content = told(stats, ended_ms, read_cleanings(directory)).encode() + b"\n"
+    with files.ignoring():
+        files.write_atomically(directory / layout.LAST_CLEANING, content)
+
+
+def told(stats: CleanerStats, ended_ms: int, earlier: Sequence[LastCleaning] | None = None) -> str:
+    """Return the content of the file: the figures of a cleaning, and those of earlier ones."""
     cleaning = LastCleaning(
         ended_ms=ended_ms,
         elapsed_ms=round(stats.elapsed_ms),
@@ -59,11 +67,10 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
         bytes_written=stats.bytes_written,
         tombstones=stats.tombstones_kept,
     )
-    earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
-    told = {"version": _VERSION, **asdict(cleaning), EARLIER: earlier}
-    content = json.dumps(told).encode() + b"\n"
-    with files.ignoring():
-        files.write_atomically(directory / layout.LAST_CLEANING, content)
+    content = {"version": _VERSION, **asdict(cleaning)}
+    if earlier is not None:
+        content[EARLIER] = [asdict(one) for one in earlier[: KEPT - 1]]
+    return json.dumps(content)
 
 
 def read_last_cleaning(directory: Path) -> LastCleaning | None:

@@ -39,6 +39,10 @@ class Uncleanable:
     is_disk_fault: bool = False
     """Whether the disk refused: then retention continues, because it may free space."""
 
+    def told(self) -> str:
+        """Return the content of the file."""
+        return json.dumps({"version": _VERSION, **asdict(self)})
+
     def is_due(self, config: Mapping[str, str], now_ms: int) -> bool:
         """Return whether to try again; a pause beyond the maximum shows a clock that went back."""
         if self.config is not None and dict(self.config) != dict(config):
@@ -116,9 +120,28 @@ def mark_uncleanable(
     If the disk refuses the mark, it holds in this process.
     """
     before = read_uncleanable(directory)
+    mark = next_mark(before, reason, config, now_ms=now_ms, is_disk_fault=is_disk_fault)
+    try:
+        files.write_atomically(directory / layout.UNCLEANABLE, mark.told().encode() + b"\n")
+        _unwritten.pop(_key(directory), None)
+    except OSError as raised:
+        files.pass_on(raised)
+        _unwritten[_key(directory)] = mark, _signs(directory)
+    return mark
+
+
+def next_mark(
+    before: Uncleanable | None,
+    reason: str,
+    config: Mapping[str, str],
+    *,
+    now_ms: int,
+    is_disk_fault: bool,
+) -> Uncleanable:
+    """Return the mark after another failure; `before` is that of the earlier ones."""
     failures = 1 if before is None else before.failures + 1
     backoff_ms = min(_FIRST_BACKOFF_MS << min(failures - 1, 10), _LAST_BACKOFF_MS)
-    mark = Uncleanable(
+    return Uncleanable(
         reason=reason,
         failures=failures,
         since_ms=now_ms if before is None else before.since_ms,
@@ -126,14 +149,6 @@ def mark_uncleanable(
         config=dict(config),
         is_disk_fault=is_disk_fault,
     )
-    content = json.dumps({"version": _VERSION, **asdict(mark)}).encode() + b"\n"
-    try:
-        files.write_atomically(directory / layout.UNCLEANABLE, content)
-        _unwritten.pop(_key(directory), None)
-    except OSError as raised:
-        files.pass_on(raised)
-        _unwritten[_key(directory)] = mark, _signs(directory)
-    return mark
 
 
 def clear_uncleanable(directory: Path) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.cleaner.objects.store_plan import live_extents, note_of
 from kafkalog.cleaner.report.explain import explain_reported
-from kafkalog.cleaner.schedule.store_plan import live_extents, note_of
 from kafkalog.cleaner.state.last_cleaning import cleanings_of
 from kafkalog.cli.picture.partition_row import config_row, partition_row
 from kafkalog.cli.status_rows import cleaning_row

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.store_plan import (
     LARGEST,
     OLDEST_MS,
     PUTS_PER_OUTPUT,

@@ -8,10 +8,10 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.presence import announced, is_cleaner_running
+from kafkalog.cleaner.directory.pause import abort_and_pause
 from kafkalog.cleaner.report.explain import Explanation, Reason, explain, utc_time
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog

@@ -16,10 +16,10 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.rewrite import swap
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
+from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.scheduler import Plans, choose
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats
+from kafkalog.cleaner.directory.pause import abort_and_pause
 from kafkalog.cleaner.report.explain import explain, explain_topics
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,

@@ -20,9 +20,10 @@ import kafkalog
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.objects.fetched_objects import FetchedObjects
 from kafkalog.cleaner.schedule import store_manager
-from kafkalog.cleaner.schedule.scratch_partition import NOTES, ScratchPartition
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
@@ -554,16 +555,20 @@ def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
     store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    store_manager.roll_active(log, now_ms=NOW_MS)
     before, number = records(log), log.store_state().number
     aborted: list[Any] = []
 
     def check() -> None:
-        from kafkalog.cleaner.rewrite.clean import CleaningAborted
+        from kafkalog.cleaner.shelf import CleaningAborted
 
         raise CleaningAborted("stop")
 
-    cleaning = StoredCleaning(log=log, now_ms=NOW_MS, check_abort=check, on_aborted=aborted.append)
-    assert cleaning.clean("t", 0) is None
+    cleaner = PartitionCleaner(
+        shelf=shelf_of(log), now_ms=NOW_MS, check_abort=check, on_aborted=aborted.append
+    )
+    assert cleaner.clean("t", 0, force=True) is None
+    assert len(aborted) == 1
     assert (records(log), log.store_state().number) == (before, number)
     assert named(log) == stored(log)
 
@@ -656,25 +661,31 @@ def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
     fill(log)
     expected = latest(log)
     topic_id = log.describe("t").topic_id
-    cleaned = Cleaned(0, NOW_MS, dict.fromkeys(NOTES, note))
+    cleaned = Cleaned(
+        0,
+        NOW_MS,
+        dict.fromkeys((layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE), note),
+    )
     log.change(lambda draft: draft.set_cleaned(topic_id, 0, cleaned), now_ms=NOW_MS)
     assert [stats.error for stats in run(log)] == [None]
     assert records(log) == expected
 
 
-def test_extents_of_one_base_offset_map_no_file_of_each_other(
+def test_each_object_has_a_file_of_its_own_and_is_fetched_once(
     log: ObjectLog, tmp_path: Path
 ) -> None:
     """A mapped file that is written again ends the process by SIGBUS: fuzz found it."""
     log.create_topic("t", config=CHANGING)
     fill(log)
     store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    scratch = ScratchPartition(tmp_path / "log", log.client, log.store_state(), "t", 0)
-    (placed,) = scratch.sources
-    with contextlib.closing(scratch), scratch._side(placed) as one, scratch._side(placed) as other:
-        assert len([*scratch.directory.glob(f"*{layout.STORED_SIDE}")]) == 2
-        assert one.section(layout.INDEX) == other.section(layout.INDEX)
-    assert not [*scratch.directory.glob(f"*{layout.STORED_SIDE}")]
+    sizes = {each.name: each.size for each in log.client.list("segments")}
+    before = Counter(log.client.counts)
+    with contextlib.closing(FetchedObjects(log.client, tmp_path, sizes)) as objects:
+        for name in [*sizes] * 2:
+            found = log.client.get(name)
+            assert found is not None and bytes(objects.fetch(name, 0, sizes[name])) == found.data
+    assert len([*tmp_path.iterdir()]) == len(sizes) == 2
+    assert (Counter(log.client.counts) - before)["GET"] == 2 + 2 * 2
 
 
 def sweep_before_the_first_swap(log: ObjectLog, monkeypatch: pytest.MonkeyPatch) -> None:

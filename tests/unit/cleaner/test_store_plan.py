@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.store_plan import (
     FRESH_MAX,
     LARGEST,
     OLDEST_MS,

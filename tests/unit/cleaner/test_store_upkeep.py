@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from kafkalog.cleaner.objects.store_plan import MERGED, fresh_of, regroup_of
 from kafkalog.cleaner.report.store_report import report
 from kafkalog.cleaner.schedule import manager, store_manager
-from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, regroup_of
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
 from kafkalog.storage_engine.object_store.object_log import ObjectLog

@@ -1,0 +1,1 @@
+"""Cleaning a partition in an object store: its turn, its round, its commit."""

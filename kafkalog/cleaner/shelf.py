@@ -1,7 +1,8 @@
-"""What a cleaner needs of a log, whichever kind it is: its shelf, a turn at a partition, a round.
+"""A log as the cleaner sees it, wherever it lies.
 
-A directory and an object store differ in how a moment is read, how finished segments are published,
-and who takes turns. `directory` and `objects` say how; nothing else of the cleaner does.
+What is due and why, what a cleaning does, and what `status` and `explain` say, is decided once. A
+directory and an object store differ in how a moment is read, how finished segments are published,
+and who takes turns. `directory` and `objects` say how; `shelves` knows which kind a log is.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
     from kafkalog.cleaner.key_index.key_index import KeyIndex
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
     from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.storage_engine.log.results import RetentionStats
+    from kafkalog.storage_engine.metadata.config import TopicConfig
+    from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
@@ -31,6 +36,90 @@ class CleaningAborted(Exception):
 
     Finished swaps stay.
     """
+
+
+class PartitionNotes(Protocol):
+    """The small notes that cleanings of a partition leave, by name (`layout`)."""
+
+    @property
+    def place(self) -> str:
+        """Where they are, for messages."""
+
+    def read(self, name: str) -> str | bytes | None:
+        """Return a note; None for none. Raises OSError."""
+
+    def write(self, name: str, text: str, *, or_remember: bool = False) -> None:
+        """Replace a note; raises OSError.
+
+        With `or_remember`, what the disk refuses holds in this process instead.
+        """
+
+    def remove(self, name: str) -> None:
+        """Remove a note, if there is one; raises OSError."""
+
+
+class Piece(NamedTuple):
+    """Consecutive records of a partition, in one file or object."""
+
+    base_offset: int
+    next_offset: int
+    size: int
+    """Committed bytes."""
+    object_name: str | None = None
+    """None for a file."""
+    is_fresh: bool = False
+    """Whether they wait for a regroup."""
+
+
+class Moment(Protocol):
+    """One view of a whole log at one time; it writes nothing."""
+
+    @property
+    def root(self) -> str:
+        """The directory, or the address."""
+
+    @property
+    def state(self) -> State:
+        """Its topics and partitions."""
+
+    @property
+    def now_ms(self) -> int:
+        """The time."""
+
+    @property
+    def owner(self) -> str:
+        """OURS, BROKERS or COPY (`plan`)."""
+
+    @property
+    def is_cleaner_running(self) -> bool | None:
+        """Whether any process cleans it in the background; None if that cannot be known."""
+
+    def has_topic(self, name: str, topic_id: str) -> bool:
+        """Return whether a topic exists still."""
+
+    def plan(self, topic: str, partition: int) -> Plan:
+        """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
+
+    def notes(self, topic: str, partition: int) -> PartitionNotes:
+        """Return what the cleanings of a partition have left."""
+
+    def is_paused(self, topic: str, partition: int) -> bool:
+        """Return whether a process keeps cleaners away."""
+
+    def is_being_cleaned(self, topic: str, partition: int) -> bool:
+        """Return whether a process is known to clean it now."""
+
+    def may_clean(self, topic: str, partition: int) -> bool:
+        """Return whether this process may clean it."""
+
+    def snapshot(self, topic: str, partition: int, start: int) -> PartitionSnapshot:
+        """Open a snapshot of a partition, to read from an offset on; raises KafkaLogError."""
+
+    def pieces(self, plan: Plan) -> Sequence[Piece]:
+        """Return the files or objects that hold a partition's records, ascending."""
+
+    def leftovers(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the bytes that a running cleaning has written, and those of what was replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +144,7 @@ class RoundOrder:
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no delete horizon."""
 
-    def is_wanted(self, plan: CleaningPlan) -> bool:
+    def is_wanted(self, plan: Plan) -> bool:
         """Return whether a round with this plan is to be made."""
         if self.only_if_due:
             return plan.is_eligible
@@ -66,7 +155,7 @@ class Round(Protocol):
     """One round of cleaning one partition: what it reads, and where its outputs go."""
 
     order: RoundOrder
-    plan: CleaningPlan
+    plan: Plan
     snapshot: PartitionSnapshot
     scratch: Path
     """The directory for new segments and for temporary files."""
@@ -125,13 +214,34 @@ class Turn(Protocol):
 
 
 class Shelf(Protocol):
-    """A log of either kind, for the cleaner."""
+    """A log of either kind, as the cleaner works on it; partitions are those of here."""
+
+    @property
+    def place(self) -> str | StoreAddress:
+        """Where another process finds the log; it holds no secret."""
+
+    def moment(self, now_ms: int) -> Moment:
+        """Return the log as this process last knew it."""
 
     def topic_id(self, topic: str, partition: int) -> str | None:
         """Return the id of a topic that has the partition here; None if there is none."""
 
     def has_topic(self, topic: str, topic_id: str) -> bool:
         """Return whether the topic of that name is still the one of that id."""
+
+    def prepare(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        force: bool = False,
+        now_ms: int,
+        check_abort: Callable[[], None] = ...,
+    ) -> list[CleanerStats]:
+        """Make ready for a choice of what to clean; return the partitions that failed already.
+
+        With `force` a topic, or all, are to be cleaned whole.
+        """
 
     def check(self, topic: str, partition: int) -> None:
         """Raise CleaningAborted if the partition is paused."""
@@ -146,3 +256,11 @@ class Shelf(Protocol):
 
     def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
         """Mark a partition uncleanable; return the reason, or None if it is another log now."""
+
+    def retain(
+        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
+    ) -> list[RetentionStats]:
+        """Delete what the retention of a topic, or of all, does not keep."""
+
+    def tidy(self, *, now_ms: int, whole: bool) -> int:
+        """Remove what nobody needs any more, `whole` or what is cheap to find; return how many."""

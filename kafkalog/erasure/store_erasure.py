@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.object_round import closed_extents
 from kafkalog.cleaner.objects.object_shelf import ObjectShelf
-from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.erasure.topic_files import FileKind
@@ -78,8 +78,8 @@ class StoreErasure:
             return found
 
         wanted = {(self._topic_id, number) for number in partitions}
-        store_manager.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
-        store_manager.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
+        upkeep.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
+        upkeep.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
         found = [self._clean(number, erased, progress) for number in partitions]
         return [stats for stats in found if stats is not None]
 

@@ -31,7 +31,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.records import RecordTable
@@ -51,7 +51,7 @@ LatestRecords: TypeAlias = OffsetMap | Spilled
 
 def find_latest_records(
     snapshot: PartitionSnapshot,
-    plan: CleaningPlan,
+    plan: Plan,
     scratch: Path,
     *,
     start: int,
@@ -132,7 +132,7 @@ def find_latest_records(
 class _Overflow:
     """Creates the spill when the map is full, and counts a death until the round has ended."""
 
-    plan: CleaningPlan
+    plan: Plan
     scratch: Path
     start: int
     offset_map: OffsetMap
@@ -219,7 +219,7 @@ def build_offset_map(
 
 def _take_clean_section(
     snapshot: PartitionSnapshot,
-    plan: CleaningPlan,
+    plan: Plan,
     spill: Spill,
     *,
     start: int,
@@ -245,7 +245,7 @@ def _take_clean_section(
 # --- room and deaths -----------------------------------------------------------------------------
 
 
-def _check_space(plan: CleaningPlan, scratch: Path, start: int, keys: int, read: int) -> None:
+def _check_space(plan: Plan, scratch: Path, start: int, keys: int, read: int) -> None:
     """Raise StorageError if the disk has no room for the log's keys; `read` bytes had `keys`."""
     left = max(0, plan.clean_bytes + plan.cleanable_bytes - read)
     needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), plan.end - start))

@@ -1,1 +1,1 @@
-"""Cleaning a partition in a log directory: its turn, its round, its swap."""
+"""The cleaning of a log in a directory."""

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.dedup.log_to_clean import log_to_clean
 from kafkalog.cleaner.directory.swap import (
     LiveFiles,
@@ -32,6 +31,8 @@ from kafkalog.cleaner.directory.swap import (
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
 from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
@@ -43,7 +44,8 @@ from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.transactions.transaction_index import aborted_transactions
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan, LogToClean
+    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
     from kafkalog.cleaner.shelf import RoundOrder
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -97,7 +99,7 @@ def open_round(engine: DirectoryLog, order: RoundOrder) -> Iterator[DirectoryRou
             state=snapshot.state,
             segments=snapshot.segments,
             now_ms=order.now_ms,
-            pinned_offset=pins.limit(topic, topic_id, partition),
+            pinned=pins.holder(topic, topic_id, partition),
             is_awaited=pins.has_changelog,
         )
         if not order.is_wanted(plan):
@@ -174,7 +176,7 @@ class DirectoryRound:
     ) -> None:
         """`load_state` returns the newest state, and aborts a cleaning that must not continue."""
         self.order = order
-        self.plan: CleaningPlan = plan
+        self.plan: Plan = plan
         self.snapshot: PartitionSnapshot = snapshot
         self.scratch = snapshot.directory
         self.sources_end = snapshot.state.active_base
@@ -354,7 +356,7 @@ class DirectoryRound:
             # Records that were deleted while the round went on may lie beyond its end.
             clean_to = max(self.end, state.log_start_offset)
             # Before the offset it belongs to: a crash between the two repeats the round.
-            write_delete_horizon(self.scratch, clean_to, earliest_delete_horizon_ms)
+            write_delete_horizon(DirectoryNotes(self.scratch), clean_to, earliest_delete_horizon_ms)
             if state.first_dirty_offset != clean_to:
                 transaction.change_partition(
                     snapshot.topic, snapshot.partition, first_dirty_offset=clean_to

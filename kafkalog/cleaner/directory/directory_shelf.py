@@ -1,33 +1,42 @@
-"""The partitions of a log directory, for the cleaner: locks, marks in files, what others left."""
+"""A log directory, for the cleaner: locks, notes in files, and what others left."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.directory.directory_round import open_round
 from kafkalog.cleaner.directory.pause import is_paused
+from kafkalog.cleaner.plan import may_be_tried
 from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import (
     clear_uncleanable,
     fault_reason,
     mark_uncleanable,
     read_uncleanable,
 )
-from kafkalog.errors import StorageError, UnknownTopicError
+from kafkalog.errors import KafkaLogError, StorageError, UnknownTopicError
+from kafkalog.storage_engine.directory.pins import sweep_pins
+from kafkalog.storage_engine.directory.retention import apply_retention
+from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.shelf import Round, RoundOrder, Turn
+    from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn
+    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.results import RetentionStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,15 @@ class DirectoryShelf:
     """A log directory."""
 
     log: DirectoryLog
+
+    @property
+    def place(self) -> str:
+        """The absolute path."""
+        return str(self.log.root.absolute())
+
+    def moment(self, now_ms: int) -> Moment:
+        """Return the log as of now."""
+        return DirectoryMoment(self.log, now_ms)
 
     def topic_id(self, topic: str, partition: int) -> str | None:
         """Return the id of a topic that has the partition here; None if there is none."""
@@ -44,6 +62,19 @@ class DirectoryShelf:
     def has_topic(self, topic: str, topic_id: str) -> bool:
         """Return whether the topic of that name is still the one of that id."""
         return self.log.has_topic(topic, topic_id)
+
+    def prepare(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        force: bool = False,
+        now_ms: int,
+        check_abort: Callable[[], None] = lambda: None,
+    ) -> list[CleanerStats]:
+        """Correct first dirty offsets that lie outside their log."""
+        heal_first_dirty_offsets(self.log, now_ms=now_ms)
+        return []
 
     def check(self, topic: str, partition: int) -> None:
         """Abort if the partition is paused."""
@@ -73,13 +104,38 @@ class DirectoryShelf:
         # A topic that was deleted meanwhile cannot be marked.
         with contextlib.suppress(UnknownTopicError, StorageError):
             mark_uncleanable(
-                self.log.partition_directory(topic, partition),
+                DirectoryNotes(self.log.partition_directory(topic, partition)),
                 reason,
                 dict(self.log.describe(topic).config),
                 now_ms=now_ms,
                 is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
             )
         return reason
+
+    def retain(
+        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
+    ) -> list[RetentionStats]:
+        """Apply the retention of a topic, or of every topic; a fault stops one partition only."""
+        return apply_retention(self.log, topic, now_ms=now_ms, is_skipped=is_skipped)
+
+    def tidy(self, *, now_ms: int, whole: bool) -> int:
+        """Remove stale staged files and ended pins; with `whole`, what was replaced or deleted."""
+        count = 0
+        with files.ignoring():
+            count += self.log.sweep_staged(now_ms=now_ms)
+        with files.ignoring(KafkaLogError):
+            # Readers renew pins by the system's clock, whatever time the caller gives.
+            count += sweep_pins(self.log.root, clock.now_ms())
+        if not whole:
+            return count
+        for name, topic in sorted(self.log.state().topics.items()):
+            delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
+            for partition in topic.numbers():
+                directory = self.log.partition_directory(name, partition)
+                with files.ignoring():
+                    count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
+        finish_deletions(self.log, now_ms=now_ms)
+        return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +160,8 @@ class _Turn:
         sweep_deleted(self.directory, older_than_ms=delay_ms, now_ms=now_ms)
 
     def is_due(self, now_ms: int) -> bool:
-        mark = read_uncleanable(self.directory)
-        if mark is not None and not mark.is_due(self.log.describe(self.topic).config, now_ms):
-            return False
-        return not is_paused(self.directory)
+        mark = read_uncleanable(DirectoryNotes(self.directory))
+        return may_be_tried(mark, self.log.describe(self.topic), now_ms)
 
     def first_dirty_offset(self) -> int:
         return self.log.describe(self.topic).partitions[self.partition].first_dirty_offset
@@ -122,6 +176,7 @@ class _Turn:
         return open_round(self.log, order)
 
     def end(self, order: RoundOrder) -> None:
-        clear_uncleanable(self.directory)
+        notes = DirectoryNotes(self.directory)
+        clear_uncleanable(notes)
         if order.stats.rounds:
-            write_last_cleaning(self.directory, order.stats, ended_ms=order.ended_ms())
+            write_last_cleaning(notes, order.stats, ended_ms=order.ended_ms())

@@ -1,1 +1,1 @@
-"""Cleaning a partition in an object store: its turn, its round, its commit."""
+"""The cleaning of a log in an object store."""

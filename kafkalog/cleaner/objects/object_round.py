@@ -24,15 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.delete_horizon import horizon_told
 from kafkalog.cleaner.key_index import key_filter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnapshot
-from kafkalog.cleaner.objects.store_plan import plan_of
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
 from kafkalog.cleaner.shelf import CleaningAborted
-from kafkalog.cleaner.state import last_cleaning
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
+from kafkalog.cleaner.state.notes import StoredNotes
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -49,7 +50,7 @@ from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import parse_transactions
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
     from kafkalog.cleaner.shelf import RoundOrder
@@ -95,7 +96,7 @@ def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None
     cleaned before they are regrouped. Raises CorruptLogError, StorageError, OSError.
     """
     state, topic, partition = log.known_state, order.stats.topic, order.stats.partition
-    plan = plan_of(state, topic, partition, order.now_ms)
+    plan = ObjectMoment(log, state, order.now_ms).plan(topic, partition)
     # Those at the plan's end or above are not cleaned; a transaction may end in them.
     placed = closed_extents(state, topic, partition)
     if not placed or placed[0].extent.base_offset >= plan.end:
@@ -115,7 +116,7 @@ def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None
                 yield work
 
 
-def _part_of(plan: CleaningPlan, placed: Sequence[PlacedExtent]) -> CleaningPlan:
+def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
     """Return the part of a plan that goes up to the last of some segment objects."""
     end = min(plan.end, placed[-1].extent.next_offset)
     first_dirty = min(plan.first_dirty_offset, end)
@@ -183,7 +184,7 @@ class ObjectRound:
         log: ObjectLog,
         order: RoundOrder,
         state: StoreState,
-        plan: CleaningPlan,
+        plan: Plan,
         *,
         placed: Sequence[PlacedExtent],
         objects: FetchedObjects,
@@ -402,11 +403,10 @@ class ObjectRound:
             if replaced:
                 fields["swapped_at"] = draft.state.number + 1
             draft.change_partition(topic, partition, **fields)
-            notes = {
-                layout.DELETE_HORIZON: horizon_told(clean_to, earliest_delete_horizon_ms),
-                layout.LAST_CLEANING: last_cleaning.told(done, ended_ms),
-            }
-            draft.set_cleaned(self._topic_id, partition, Cleaned(clean_to, at_ms, notes))
+            notes = StoredNotes(self._log.root)
+            write_delete_horizon(notes, clean_to, earliest_delete_horizon_ms)
+            write_last_cleaning(notes, done, ended_ms=ended_ms, keeps_earlier=False)
+            draft.set_cleaned(self._topic_id, partition, Cleaned(clean_to, at_ms, notes.texts))
             return True
 
         return self._log.swap(replaced, outputs, now_ms=at_ms, work=draft_rest)

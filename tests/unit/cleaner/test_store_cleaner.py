@@ -20,10 +20,13 @@ import kafkalog
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.fetched_objects import FetchedObjects
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.shelves import shelf_of
+from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.shelves import moment_of, shelf_of
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
@@ -84,7 +87,7 @@ def latest(log: ObjectLog) -> dict[tuple[str, int], list[tuple[int, bytes, bytes
 
 
 def run(log: ObjectLog, now_ms: int = NOW_MS, **options: Any) -> list[Any]:
-    return store_manager.clean(log, force=True, now_ms=now_ms, **options)
+    return manager.clean(log, force=True, now_ms=now_ms, **options)
 
 
 def stored(log: ObjectLog) -> set[str]:
@@ -104,7 +107,7 @@ def named(log: ObjectLog) -> set[str]:
 def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions: int) -> None:
     log.create_topic("t", partitions)
     fill(log, partitions)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected = latest(log)
     before = Counter(log.client.counts)
     assert [stats.rounds for stats in run(log)] == [1] * partitions
@@ -187,7 +190,7 @@ def test_a_lookup_that_stays_open_asks_the_objects_of_now(log: ObjectLog) -> Non
     fill(log)
     with KeyLookup(log, "t") as lookup:
         for act in (
-            lambda: store_manager.regroup_due(log, now_ms=NOW_MS, force=True),
+            lambda: upkeep.regroup_due(log, now_ms=NOW_MS, force=True),
             lambda: run(log),
         ):
             assert lookup.get("3") is not None
@@ -204,7 +207,7 @@ def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
     run(log)
     number = log.store_state().number
     before = Counter(log.client.counts)
-    assert store_manager.clean(log, now_ms=NOW_MS) == []
+    assert manager.clean(log, now_ms=NOW_MS) == []
     assert Counter(log.client.counts) - before == {"GET": 1}
     assert log.store_state().number == number
 
@@ -250,11 +253,11 @@ def test_a_tombstone_goes_in_two_stages(log: ObjectLog) -> None:
     state = log.store_state()
     cleaned = state.cleaned_of(log.describe("t").topic_id, 0)
     assert cleaned is not None and layout.DELETE_HORIZON in cleaned.notes
-    assert store_manager.choose(state, now_ms=NOW_MS + 999).partitions == []
-    assert store_manager.choose(state, now_ms=NOW_MS + 1000).partitions == [("t", 0)]
-    store_manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
+    assert choose(ObjectMoment(log, state, NOW_MS + 999)).partitions == []
+    assert choose(ObjectMoment(log, state, NOW_MS + 1000)).partitions == [("t", 0)]
+    manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
     assert [value for _, _, value in records(log)["t", 0]] == [b"1 1"]
-    assert store_manager.choose(log.store_state(), now_ms=NOW_MS + DAY_MS).partitions == []
+    assert choose(moment_of(log, NOW_MS + DAY_MS)).partitions == []
 
 
 def test_a_section_of_which_nothing_stays_is_read_and_cleaned_again(log: ObjectLog) -> None:
@@ -290,17 +293,17 @@ def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: Obje
     log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9", **CLOSED})
     fill(log)
     log.append("t", [("active", "1")], now_ms=NOW_MS)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     last_ms = NOW_MS + 3
 
     def due(now_ms: int) -> bool:
-        return bool(store_manager.choose(log.store_state(), now_ms=now_ms).partitions)
+        return bool(choose(moment_of(log, now_ms)).partitions)
 
     assert [due(last_ms + ms) for ms in (-4, 4_999, 5_000)] == [False, True, True]
-    store_manager.clean(log, now_ms=last_ms + 5_000)
+    manager.clean(log, now_ms=last_ms + 5_000)
     fill(log, commits=1)
     log.append("t", [("active", "2")], now_ms=NOW_MS)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     assert [due(NOW_MS + ms) for ms in (6_000, 100_000, 100_001)] == [False, False, True]
 
 
@@ -316,13 +319,13 @@ def test_the_policy_delete_is_regrouped_and_not_cleaned(log: ObjectLog) -> None:
 def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None:
     log.create_topic("t", 1, {**CHANGING, "retention.ms": "1000"})
     fill(log)
-    regrouped = store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    cleaned = store_manager.clean(log, force=True, now_ms=NOW_MS)
-    retained = store_manager.retain(log, None, now_ms=NOW_MS)
+    regrouped = upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    cleaned = manager.clean(log, force=True, now_ms=NOW_MS)
+    retained = manager.retain(log, None, now_ms=NOW_MS)
     assert [len(each) for each in (regrouped, cleaned, retained)] == [1, 1, 0]
     assert len(records(log)["t", 0]) == 5
-    store_manager.clean(log, now_ms=NOW_MS + 2000)
-    retained = store_manager.retain(log, None, now_ms=NOW_MS + 2000)
+    manager.clean(log, now_ms=NOW_MS + 2000)
+    retained = manager.retain(log, None, now_ms=NOW_MS + 2000)
     assert [each.log_start_offset for each in retained] == [20]
     assert records(log)["t", 0] == []
 
@@ -332,7 +335,7 @@ def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None
 
 def during_the_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> list[Any]:
     """Let another process act before the commit of a cleaning."""
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     other, swap, acts = ObjectLog(log.address), log.swap, [act]
 
     def late(*given: Any, **options: Any) -> bool:
@@ -362,7 +365,7 @@ def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
     log.create_topic("t")
     fill(log)
     if is_regrouped:
-        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+        upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected, pieces = latest(log), log.client.pieces
     acts: list[Callable[[ObjectLog], Any]] = [run]
     lock = threading.Lock()
@@ -391,7 +394,7 @@ def test_a_merge_plans_each_partition_by_the_newest_state(
     log.create_topic("t", 2, {"cleanup.policy": "delete"})
     for _ in range(8):
         fill(log, 2, commits=1)
-        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+        upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected, swap = records(log), log.swap
     others = [ObjectLog(log.address)]
 
@@ -401,11 +404,11 @@ def test_a_merge_plans_each_partition_by_the_newest_state(
             if is_deleted:
                 other.delete_topic("t", now_ms=NOW_MS)
             else:
-                assert len(store_manager.merge_due(other, now_ms=NOW_MS)) == 1
+                assert len(upkeep.merge_due(other, now_ms=NOW_MS)) == 1
         return swap(*given, **options)
 
     monkeypatch.setattr(log, "swap", late)
-    (done,) = store_manager.merge_due(log, now_ms=NOW_MS)
+    (done,) = upkeep.merge_due(log, now_ms=NOW_MS)
     assert done.is_lost == is_deleted
     assert records(log) == ({} if is_deleted else expected)
     assert named(log) == stored(log)
@@ -450,13 +453,13 @@ def test_what_is_deleted_during_a_cleaning_does_not_come_back(
 def test_a_claim_keeps_other_cleaners_away_for_ten_minutes(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     other = ObjectLog(log.address)
     with other.claim(f"{log.describe('t').topic_id}-0", now_ms=NOW_MS) as is_mine:
         assert is_mine
-        assert store_manager.clean(log, now_ms=NOW_MS) == []
-        assert len(store_manager.clean(log, now_ms=NOW_MS + 600_000)) == 1
+        assert manager.clean(log, now_ms=NOW_MS) == []
+        assert len(manager.clean(log, now_ms=NOW_MS + 600_000)) == 1
     assert [*log.client.list("claims")] == []
 
 
@@ -495,7 +498,7 @@ def test_a_death_or_failure_at_any_request_leaves_all_or_nothing(
 def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog) -> None:
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     topic_id = log.describe("t").topic_id
     ((name, _),) = log.store_state().extents(topic_id, 1)
     found = log.client.get(name)
@@ -512,11 +515,11 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert (mark.reason, mark.failures) == (results[1], 1)
 
     def chosen(now_ms: int) -> list[tuple[str, int]]:
-        return store_manager.choose(log.store_state(), now_ms=now_ms).partitions
+        return choose(moment_of(log, now_ms)).partitions
 
     assert (chosen(NOW_MS + 1), chosen(NOW_MS + 60_000)) == ([], [("t", 1)])
     log.client.put_unique(name, found.data)
-    assert [stats.error for stats in store_manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
+    assert [stats.error for stats in manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
@@ -543,7 +546,7 @@ def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog)
     log.create_topic("t", 1, CLOSED)
 
     def regrouped() -> int:
-        return len(store_manager.regroup_due(log, now_ms=NOW_MS))
+        return len(upkeep.regroup_due(log, now_ms=NOW_MS))
 
     log.append("t", [("k", "v" * 50)], now_ms=NOW_MS)
     assert regrouped() == 0  # it is in the active segment
@@ -554,8 +557,8 @@ def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog)
 def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     before, number = records(log), log.store_state().number
     aborted: list[Any] = []
 
@@ -581,7 +584,7 @@ def public() -> Iterator[kafkalog.KafkaLog]:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root) as opened:
         yield opened
 
@@ -597,7 +600,7 @@ def test_a_thread_regroups_and_cleans_what_is_due() -> None:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root, cleaner=CleanerConfig(backoff_ms=10)) as opened:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -621,11 +624,11 @@ def test_the_verb_clean_cleans_a_log_in_an_object_store(
 def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog) -> None:
     log = public._engine
     assert isinstance(log, ObjectLog)
-    partitions = spark_job._chosen(log, "t", True)
-    assert partitions == [("t", 0), ("t", 1)]
+    shelf = shelf_of(log)
+    failed, partitions = spark_job._chosen(shelf, ["t"], True)
+    assert (failed, partitions) == ([], [("t", 0), ("t", 1)])
     batch = pa.record_batch({"id": pa.array([1], pa.int64())})
-    place = spark_job._place(log)
-    (found,) = spark_job._clean_places(place, partitions, True, CleanerConfig(), [batch])
+    (found,) = spark_job._clean_places(shelf.place, partitions, True, CleanerConfig(), [batch])
     assert found.num_rows == 1
     assert [len(rows) for rows in records(log).values()] == [20, 5]
 
@@ -677,7 +680,7 @@ def test_each_object_has_a_file_of_its_own_and_is_fetched_once(
     """A mapped file that is written again ends the process by SIGBUS: fuzz found it."""
     log.create_topic("t", config=CHANGING)
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     sizes = {each.name: each.size for each in log.client.list("segments")}
     before = Counter(log.client.counts)
     with contextlib.closing(FetchedObjects(log.client, tmp_path, sizes)) as objects:
@@ -708,12 +711,12 @@ def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
 ) -> None:
     log.create_topic("t", 1, CHANGING)
     fill(log)
-    store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     sweep_before_the_first_swap(log, monkeypatch)
-    assert not store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    assert not manager.clean(log, "t", force=True, now_ms=NOW_MS)
     state = log.store_state()
     assert state.cleaned_of(log.describe("t").topic_id, 0) is None
-    (done,) = store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    (done,) = manager.clean(log, "t", force=True, now_ms=NOW_MS)
     assert done.error is None
     assert done.records_removed == 15
 
@@ -724,7 +727,7 @@ def test_a_regrouping_whose_outputs_a_sweep_took_is_done_again(
     log.create_topic("t", 1, CHANGING)
     fill(log)
     sweep_before_the_first_swap(log, monkeypatch)
-    done = store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    done = upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     assert [each.is_lost for each in done] == [True, False]
 
 
@@ -737,9 +740,9 @@ def test_a_missing_object_of_one_topic_keeps_no_other_from_being_cleaned(
         for _ in range(4):
             fill(log, topic=topic, commits=1)
         if is_regrouped:
-            store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+            upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     topic_id = log.describe("u").topic_id
     log.client.delete([log.store_state().extents(topic_id, 0)[0].object_name])
-    done = store_manager.clean(log, force=True, now_ms=NOW_MS)
+    done = manager.clean(log, force=True, now_ms=NOW_MS)
     assert {each.topic: each.error is None for each in done}["t"]
     assert sum(each.records_removed for each in done if each.topic == "t") == 15

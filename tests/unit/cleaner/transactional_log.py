@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.directory.directory_round import open_round
 from kafkalog.cleaner.rewrite.round import clean_round
 from kafkalog.cleaner.shelf import RoundOrder
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import locks
@@ -145,7 +146,7 @@ class Log:
             with self.engine.transaction() as transaction:
                 transaction.change_partition("t", 0, first_dirty_offset=from_offset)
                 transaction.publish(0)
-        write_delete_horizon(self.directory, self.first_dirty_offset, now_ms)
+        write_delete_horizon(DirectoryNotes(self.directory), self.first_dirty_offset, now_ms)
         order = RoundOrder(
             now_ms=now_ms,
             config=config or kafkas(),

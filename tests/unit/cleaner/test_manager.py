@@ -15,8 +15,8 @@ from typing import BinaryIO
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.schedule.manager import clean, retain
 from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon

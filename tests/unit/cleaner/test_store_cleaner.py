@@ -27,7 +27,7 @@ from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.shelves import moment_of, shelf_of
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
@@ -511,8 +511,8 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert results[1] is not None and results[1].startswith(log.root)
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None
-    mark = uncleanable_of(cleaned.notes[layout.UNCLEANABLE])
-    assert (mark.reason, mark.failures) == (results[1], 1)
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 1))
+    assert mark is not None and (mark.reason, mark.failures) == (results[1], 1)
 
     def chosen(now_ms: int) -> list[tuple[str, int]]:
         return choose(moment_of(log, now_ms)).partitions
@@ -524,7 +524,7 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
-def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLog) -> None:
+def test_a_damaged_fresh_object_stays_and_is_the_error_of_its_partition(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
     name = sorted(log.store_state().objects)[1]
@@ -533,13 +533,63 @@ def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLo
     data = bytearray(found.data)
     data[layout.BATCH_OVERHEAD + 5] ^= 1
     log.client.put_unique(name, bytes(data))
-    assert [stats.error for stats in run(log)] == [None]
+    (failed,) = run(log)
+    assert failed.error is not None and f"{log.root}/{name}:" in failed.error
     assert [each for each in log.store_state().objects if each.startswith("data")] == [name]
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 0))
+    assert mark is not None and mark.reason == failed.error
+    assert manager.clean(log, now_ms=NOW_MS + 1) == []
+    (again,) = run(log)
+    assert again.error == failed.error
     log.client.put_unique(name, found.data)
     expected = latest(log)
-    run(log)
+    assert [stats.error for stats in run(log)] == [None]
     assert records(log) == expected
     assert log.store_state().fresh == 0
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+
+
+def test_damage_of_a_topic_that_is_not_compacted_is_no_error_of_a_cleaning(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"cleanup.policy": "delete"})
+    fill(log, commits=1)
+    (name,) = log.store_state().objects
+    log.client.put_unique(name, bytes(log.store_state().objects[name].size))
+    assert run(log) == []
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+
+
+def test_retention_leaves_an_uncleanable_partition_alone(log: ObjectLog) -> None:
+    log.create_topic("t", 2, {"cleanup.policy": "compact,delete", "retention.ms": "1000"})
+    fill(log, 2)
+    later_ms = NOW_MS + DAY_MS
+    shelf_of(log).mark("t", 1, StorageError("damaged"), now_ms=NOW_MS)
+    assert [each.partition for each in manager.retain(log, now_ms=later_ms)] == [0]
+    shelf_of(log).mark("t", 1, OSError(28, "No space"), now_ms=NOW_MS)
+    assert [each.partition for each in manager.retain(log, now_ms=later_ms)] == [1]
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_commit_in_doubt_is_told_and_marks_nothing(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_forced: bool
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
+
+    def in_doubt(*_: Any, **__: Any) -> bool:
+        raise CommitInDoubtError("the commit is in doubt")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "swap", in_doubt)
+        if is_forced:
+            with pytest.raises(CommitInDoubtError):
+                run(log)
+        else:
+            (told,) = manager.clean(log, now_ms=NOW_MS + DAY_MS)
+            assert told.error == "the commit is in doubt"
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+    assert [stats.error for stats in run(log)] == [None]
 
 
 def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog) -> None:

@@ -35,10 +35,14 @@ ROOMS = [
     "cleaner",
     "cleaner/report",
     "cleaner/schedule",
+    "cleaner/shelves",
+    "cleaner/directory",
+    "cleaner/objects",
     "cleaner/rewrite",
     "cleaner/key_index",
     "cleaner/dedup",
     "cleaner/state",
+    "cleaner/shelf",
     "storage_engine",
     "storage_engine/copying",
     "storage_engine/ownership",
@@ -71,6 +75,7 @@ LEAVES = {
     "spark_offset_log",
     "spark_options",
     "cleaner/config",
+    "cleaner/plan",
 }
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
@@ -234,6 +239,17 @@ def test_rooms_import_only_downwards() -> None:
             elif is_top and outer in ONLY_INSIDE_FUNCTIONS:
                 faults.append(f"{name} imports {module} outside a function")
     assert faults == []
+
+
+def test_the_plan_knows_no_kind_of_log_and_no_files() -> None:
+    used = uses(
+        PACKAGE / "cleaner" / "plan.py",
+        [f"kafkalog.{name_of(p)[:-3].replace('/', '.')}" for p in SOURCES],
+    )
+    assert {place_of(module) for module in used} == {
+        "storage_engine/format",
+        "storage_engine/metadata",
+    }
 
 
 def uses(path: Path, modules: Collection[str]) -> set[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import scan_batches
 from kafkalog.storage_engine.records.tables import BatchTable
@@ -130,7 +131,7 @@ def test_a_marker_past_the_range_of_horizons_stays(tmp_path: Path) -> None:
 
 
 def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
-    from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
+    from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 
     log = Log.create(tmp_path)
     log.transact(1, 1)
@@ -138,13 +139,15 @@ def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
     log.data(1)
     log.roll()
     log.clean(2 * DAY)
-    assert read_delete_horizon(log.directory, 3) is None  # its data was met in this round
+    assert (
+        read_delete_horizon(DirectoryNotes(log.directory), 3) is None
+    )  # its data was met in this round
     log.clean(2 * DAY + 1)
-    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
+    assert read_delete_horizon(DirectoryNotes(log.directory), 3) == 3 * DAY + 1
     log.clean(2 * DAY + 7)
-    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
+    assert read_delete_horizon(DirectoryNotes(log.directory), 3) == 3 * DAY + 1
     log.clean(3 * DAY + 1)
-    assert read_delete_horizon(log.directory, 3) is None
+    assert read_delete_horizon(DirectoryNotes(log.directory), 3) is None
     assert log.offsets() == [2]
 
 

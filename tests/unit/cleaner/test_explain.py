@@ -8,10 +8,11 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.presence import announced, is_cleaner_running
+from kafkalog.cleaner.directory.pause import abort_and_pause
 from kafkalog.cleaner.report.explain import Explanation, Reason, explain, utc_time
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.cleaner.schedule.pause import abort_and_pause
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -218,8 +219,10 @@ def test_another_policy_is_the_only_thing_told(tmp_path: Path) -> None:
 def test_an_uncleanable_partition_says_why_since_when_and_until_when(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=100).rounds(3, "ab").engine
     config = dict(engine.describe("t").config)
-    mark_uncleanable(tmp_path / "t-0", "a bad batch", config, now_ms=NOW)
-    mark = mark_uncleanable(tmp_path / "t-0", "a bad batch", config, now_ms=NOW + 1000)
+    mark_uncleanable(DirectoryNotes(tmp_path / "t-0"), "a bad batch", config, now_ms=NOW)
+    mark = mark_uncleanable(
+        DirectoryNotes(tmp_path / "t-0"), "a bad batch", config, now_ms=NOW + 1000
+    )
     explanation = told(engine)
     assert not explanation.is_due
     assert [one.code for one in explanation.findings] == ["uncleanable", "due"]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner.dedup.presence import announced
+from kafkalog.cleaner.directory.pause import abort_and_pause
 from kafkalog.cleaner.report.explain import Explanation, Reason, explain, utc_time
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
-from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cli import run
 from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog

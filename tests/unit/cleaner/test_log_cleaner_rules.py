@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.schedule.manager import clean, retain
-from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
@@ -97,7 +97,7 @@ def test_clean_and_cleanable_bytes_are_all_but_the_active_segment(tmp_path: Path
     assert len(segments(log)) == 6
     for first_dirty in (5, 3, 0):
         LogBuilder(log.engine).set_state(first_dirty_offset=first_dirty)
-        found, _ = Plans(log.engine, 0).of("t", 0)
+        found = DirectoryMoment(log.engine, 0).plan("t", 0)
         assert found.clean_bytes == sum(s.size for s in closed(log)[:first_dirty])
         assert found.clean_bytes + found.cleanable_bytes == sum(s.size for s in closed(log))
 
@@ -109,7 +109,7 @@ def test_the_dirty_ratio_is_that_of_segments_between_both_offsets(tmp_path: Path
         log.data(1)
     sizes = [s.size for s in segments(log)]
     LogBuilder(log.engine).set_state(first_dirty_offset=2, last_stable_offset=4)
-    found, _ = Plans(log.engine, 0).of("t", 0)
+    found = DirectoryMoment(log.engine, 0).plan("t", 0)
     assert (found.clean_bytes, found.cleanable_bytes) == (sum(sizes[:2]), sum(sizes[2:4]))
     assert found.uncleanable_bytes == sum(sizes[4:])
     assert found.dirty_ratio == pytest.approx(sum(sizes[2:4]) / sum(sizes[:4]))

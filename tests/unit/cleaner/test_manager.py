@@ -15,11 +15,12 @@ from typing import BinaryIO
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
+from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -402,7 +403,7 @@ def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
     assert [stats.error for stats in results] == [None, None]
     first, second = (
         read_delete_horizon(
-            engine.partition_directory(name, 0),
+            DirectoryNotes(engine.partition_directory(name, 0)),
             engine.describe(name).partitions[0].first_dirty_offset,
         )
         for name in ("a", "b")

@@ -10,6 +10,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_and_retain, retain
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import verify
@@ -88,7 +89,7 @@ def test_records_deleted_during_a_round_stay_clean(tmp_path: Path) -> None:
 
 def test_an_uncleanable_partition_is_not_retained(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", "u", cleanup_policy="compact,delete", retention_ms="1")
-    mark_uncleanable(tmp_path / "t-0", "why", {}, now_ms=1)
+    mark_uncleanable(DirectoryNotes(tmp_path / "t-0"), "why", {}, now_ms=1)
     assert [stats.topic for stats in retain(engine, now_ms=100 * HOUR)] == ["u"]
 
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerStats
-from kafkalog.cleaner.report.explain import explain, explain_topics
+from kafkalog.cleaner.directory.pause import abort_and_pause
+from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.cleaner.schedule.pause import abort_and_pause
 from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,
     read_cleanings,
-    read_last_cleaning,
     write_last_cleaning,
 )
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -61,7 +61,7 @@ def test_a_log_is_not_due_while_its_obsolete_records_are_in_the_active_segment(
     (told,) = explain(engine, "t", NOW)
     assert (told.answer, told.findings[0].code) == ("is not due", "active segment")
     assert found.reason == told.findings[0].sentence
-    assert explain_topics(engine, None, NOW) == [told]
+    assert explain(engine, None, NOW) == [told]
     clean(engine, force=True, now_ms=NOW)
     (found,) = status(engine, NOW)
     assert (found.state, found.reason) == ("clean", None)
@@ -121,7 +121,7 @@ def test_a_count_of_another_cleaning_is_unknown(tmp_path: Path) -> None:
     engine.append("t", [("a", None)], now_ms=NOW)
     clean(engine, force=True, now_ms=NOW)
     stats = CleanerStats("t", 0, start_offset=0, end_offset=77, tombstones_kept=5)
-    write_last_cleaning(tmp_path / "t-0", stats, ended_ms=NOW)
+    write_last_cleaning(DirectoryNotes(tmp_path / "t-0"), stats, ended_ms=NOW)
     assert status(engine, NOW)[0].tombstones_waiting is None
 
 
@@ -136,8 +136,8 @@ def test_a_last_cleaning_that_cannot_be_read_is_none(tmp_path: Path, content: by
 
 def test_a_last_cleaning_comes_back_as_it_was_written(tmp_path: Path) -> None:
     stats = CleanerStats("t", 0, 3, 9, 2, 100, 40, 5000, 2000, tombstones_kept=7, elapsed_ms=12.7)
-    write_last_cleaning(tmp_path, stats, ended_ms=NOW)
-    written = read_last_cleaning(tmp_path)
+    write_last_cleaning(DirectoryNotes(tmp_path), stats, ended_ms=NOW)
+    (written,) = read_cleanings(DirectoryNotes(tmp_path))
     assert written == LastCleaning(NOW, 13, 3, 9, 2, 100, 40, 5000, 2000, 7)
     content = json.loads((tmp_path / layout.LAST_CLEANING).read_bytes())
     assert content["version"] == 1
@@ -146,7 +146,7 @@ def test_a_last_cleaning_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_last_cleaning_costs_nothing_else(tmp_path: Path) -> None:
-    write_last_cleaning(tmp_path / "none", CleanerStats("t", 0), ended_ms=NOW)
+    write_last_cleaning(DirectoryNotes(tmp_path / "none"), CleanerStats("t", 0), ended_ms=NOW)
 
 
 def test_a_paused_partition_says_so(tmp_path: Path) -> None:
@@ -175,19 +175,21 @@ def test_asking_writes_nothing(tmp_path: Path) -> None:
 
 def test_the_cleanings_before_the_last_are_remembered_up_to_a_number(tmp_path: Path) -> None:
     for number in range(KEPT + 3):
-        write_last_cleaning(tmp_path, CleanerStats("t", 0, records_read=number), ended_ms=number)
-    found = read_cleanings(tmp_path)
+        write_last_cleaning(
+            DirectoryNotes(tmp_path), CleanerStats("t", 0, records_read=number), ended_ms=number
+        )
+    found = read_cleanings(DirectoryNotes(tmp_path))
     assert [one.ended_ms for one in found] == list(range(KEPT + 2, 2, -1))
     assert [one.records_read for one in found] == [one.ended_ms for one in found]
 
 
 def test_what_a_release_that_remembered_one_cleaning_wrote_is_read(tmp_path: Path) -> None:
-    write_last_cleaning(tmp_path, CleanerStats("t", 0), ended_ms=NOW)
+    write_last_cleaning(DirectoryNotes(tmp_path), CleanerStats("t", 0), ended_ms=NOW)
     path = tmp_path / layout.LAST_CLEANING
     told = json.loads(path.read_bytes())
     for earlier in ({}, {"earlier": None}, {"earlier": [1, {}]}):
         del told["earlier"]
         told |= earlier
         path.write_text(json.dumps(told))
-        assert [one.ended_ms for one in read_cleanings(tmp_path)] == [NOW]
+        assert [one.ended_ms for one in read_cleanings(DirectoryNotes(tmp_path))] == [NOW]
         told.setdefault("earlier", [])

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.rewrite.clean import clean_round
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import locks
@@ -143,7 +144,7 @@ class Log:
             with self.engine.transaction() as transaction:
                 transaction.change_partition("t", 0, first_dirty_offset=from_offset)
                 transaction.publish(0)
-        write_delete_horizon(self.directory, self.first_dirty_offset, now_ms)
+        write_delete_horizon(DirectoryNotes(self.directory), self.first_dirty_offset, now_ms)
         with locks.RootLock(self.engine.root).shared():
             clean_round(
                 self.engine, "t", 0, now_ms=now_ms,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
@@ -23,7 +24,9 @@ def mark(log: KafkaLog, directory: Path) -> None:
     known, engine = log.describe("t"), log._engine
     place = directory / "marked" if isinstance(engine, ObjectLog) else log.root / "t-0"
     place.mkdir(exist_ok=True)
-    mark_uncleanable(place, "a bad batch", dict(known.config), now_ms=clock.now_ms())
+    mark_uncleanable(
+        DirectoryNotes(place), "a bad batch", dict(known.config), now_ms=clock.now_ms()
+    )
     if isinstance(engine, ObjectLog):
         notes = {layout.UNCLEANABLE: (place / layout.UNCLEANABLE).read_text()}
         left = Cleaned(0, clock.now_ms(), notes)

@@ -1,4 +1,4 @@
-"""Each rule runs in a directory and in an object store; a fault of one place is told by its mark."""
+"""Each rule runs in both places; where one is not held there yet, its mark `fault` says so."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, PartitionStatus
+from kafkalog.inspection.verify import verify
+from kafkalog.inspection.verify_store import verify_store
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
@@ -64,6 +66,12 @@ class Place(LogBuilder):
         self.where = where
         self._held = contextlib.ExitStack()
 
+    keeps_what_lies_below_the_log_start = Property(
+        directory=True,
+        objects=False,
+        reason="a segment file waits for retention; an object goes with the commit that ends it",
+    )
+
     # --- what acts on it -------------------------------------------------------------------------
 
     @property
@@ -85,6 +93,17 @@ class Place(LogBuilder):
         """Let cleanings on demand have other settings than the default ones."""
         self.log._config = CleanerConfig(**fields)
         return self
+
+    def turn(self, now_ms: int) -> Self:
+        """Do what the background cleaner does: clean what is due, then apply retention."""
+        self.log.clean(now_ms=now_ms)
+        for topic in self.log.topics():
+            if "compact" not in self.log.describe(topic).config["cleanup.policy"]:
+                self.engine.apply_retention(topic, now_ms=now_ms)
+        return self
+
+    def one_round(self, now_ms: int | None = None, *_: Any, **options: Any) -> Any:
+        return super().one_round(now_ms, self.log._config, **options)
 
     def roll(self, partition: int = 0) -> Self:
         if isinstance(self.engine, ObjectLog):
@@ -235,6 +254,16 @@ class Place(LogBuilder):
         )
         return found
 
+    def latest_offsets(self, topic: str = "t") -> list[int]:
+        """Return the offsets of the latest records, partition by partition."""
+        return [o for rows in self.log.latest(topic) for o in rows["offset"].to_pylist()]
+
+    def findings(self) -> list[str]:
+        """Return what `kafkalog verify --deep` finds."""
+        if isinstance(self.engine, ObjectLog):
+            return [str(found) for found in verify_store(self.engine, deep=True)]
+        return [str(found) for found in verify(self.log.root, deep=True)]
+
     def segments(self, topic: str = "t", partition: int = 0) -> list[Segment]:
         """Return the segments of a partition, ascending, the active one last."""
         held = self.state(topic, partition)
@@ -292,11 +321,12 @@ class Place(LogBuilder):
         directory = self.engine.partition_directory(topic, partition)
         return [path.read_bytes() for path in sorted(directory.glob(f"*{suffix}"))]
 
-    def set_age(self, time_ms: int) -> Self:
-        """Let the files of the log's records be as old as objects of that time are."""
+    def set_age(self, base_offset: int, time_ms: int) -> Self:
+        """Let the file of a segment be as old as an object of that time is."""
         if not isinstance(self.engine, ObjectLog):
-            for name in self.content():
-                files.set_times(Path(name), time_ms * 1_000_000)
+            directory = self.engine.partition_directory("t", 0)
+            path = directory / layout.segment_file(base_offset, layout.LOG)
+            files.set_times(path, time_ms * 1_000_000)
         return self
 
     def _extents(self, topic: str, partition: int) -> list[PlacedExtent]:

@@ -1,4 +1,4 @@
-"""Micro-batches after a restore of the checkpoint or log, or with one checkpoint for two queries."""
+"""Micro-batches after a checkpoint or a log was restored, or with a checkpoint of two queries."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import struct
 import time
 from abc import abstractmethod
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from kafkalog.cleaner import CleanerStats
@@ -167,6 +168,11 @@ class Written(BatchByBatch):
             for section in self.place.sections(layout.TRANSACTION_INDEX)
             for _, producer, first, last, _ in struct.iter_unpack(">hqqqq", section)
         ]
+
+
+def utc(time_ms: int) -> str:
+    """Return a time as the sentences of `explain` have it."""
+    return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 120) -> None:

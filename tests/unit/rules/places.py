@@ -66,6 +66,31 @@ class Place(LogBuilder):
         self.where = where
         self._held = contextlib.ExitStack()
 
+    has_pins = Property(
+        directory=True,
+        objects=False,
+        reason="objects are immutable and stay for a while, so no reader holds a cleaning back",
+    )
+    can_be_paused = Property(
+        directory=True,
+        objects=False,
+        reason="a pause is a lock that ends with its process, and a store has no locks",
+    )
+    knows_its_cleaners = Property(
+        directory=True,
+        objects=False,
+        reason="a cleaner that runs holds a lock, and a store has no locks",
+    )
+    shows_who_is_at_work = Property(
+        directory=True,
+        objects=False,
+        reason="a claim may be of a process that has died, so it proves nothing; a lock does",
+    )
+    verify_reads_all_batches = Property(
+        directory=True,
+        objects=False,
+        reason="a read of every object costs requests and their price, so only --deep does so",
+    )
     keeps_what_lies_below_the_log_start = Property(
         directory=True,
         objects=False,

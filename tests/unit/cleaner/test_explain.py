@@ -18,7 +18,6 @@ from tests.builders.segment_files import write_segment
 from tests.unit.storage_engine import test_metadata_log as metadata
 from tests.unit.storage_engine.broker_root import CLEANER, HIGH_WATERMARK, BrokerRoot, batches
 
-
 ID_IN_METADATA = layout.topic_id_text(metadata.ID)
 NOW = 1_700_000_000_000
 

@@ -19,7 +19,6 @@ from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
 
-
 NOW = 1_700_000_000_000
 
 

@@ -71,6 +71,12 @@ class Place(LogBuilder):
         objects=False,
         reason="objects are immutable and stay for a while, so no reader holds a cleaning back",
     )
+    has_a_lock_for_each_cleaning = Property(
+        directory=True,
+        objects=False,
+        reason="a lock keeps also a forced cleaning away; a claim spares double work alone, and the"
+        " commit log decides which of two cleanings counts",
+    )
     can_be_paused = Property(
         directory=True,
         objects=False,
@@ -227,6 +233,20 @@ class Place(LogBuilder):
             (self.engine.partition_directory(topic, partition) / name).write_text(text)
         return self
 
+    def remove_note(self, name: str, topic: str = "t", partition: int = 0) -> Self:
+        """Remove what a cleaner has noted of a partition."""
+        if isinstance(self.engine, ObjectLog):
+            topic_id = self.engine.describe(topic).topic_id
+            held = self.engine.store_state().cleaned_of(topic_id, partition)
+            notes = {known: text for known, text in held.notes.items() if known != name}
+            changed = dataclasses.replace(held, notes=notes)
+            self.engine.change(
+                lambda draft: draft.set_cleaned(topic_id, partition, changed), now_ms=self._now_ms
+            )
+        else:
+            (self.engine.partition_directory(topic, partition) / name).unlink()
+        return self
+
     def mark(self, reason: str = "why", topic: str = "t", *, now_ms: int, failures: int = 1) -> int:
         """Mark partition 0 as uncleanable, as a cleaner that failed; return when it is retried."""
         retry_at_ms = now_ms + (60_000 << (failures - 1))
@@ -327,6 +347,13 @@ class Place(LogBuilder):
             self.engine.client.put_unique(name, data)
         else:
             Path(name).write_bytes(data)
+
+    def remove_content(self, name: str) -> None:
+        """Remove such a file or object."""
+        if isinstance(self.engine, ObjectLog):
+            self.engine.client.delete([name])
+        else:
+            Path(name).unlink()
 
     def everything(self) -> dict[str, bytes]:
         """Return all bytes of the log: each file or object by its name, also what is dropped."""

@@ -404,6 +404,15 @@ def test_layouts_are_in_layout_alone() -> None:
     assert faults == []
 
 
+def test_batches_are_stamped_in_one_place() -> None:
+    assert {
+        name_of(path)
+        for path in SOURCES
+        for owner, attribute, _ in calls(path)
+        if owner == "layout" and attribute.startswith("STAMP")
+    } == {"storage_engine/format/stamping.py"}
+
+
 def test_time_is_an_argument() -> None:
     faults = []
     for path in SOURCES:

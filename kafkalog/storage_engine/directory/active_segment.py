@@ -22,6 +22,7 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata import segment_end
@@ -264,7 +265,7 @@ class ActiveSegment:
         Returns the next position and offset: of a batch that needs a new segment, or of bytes that
         are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
-        unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
+        unpack = layout.BATCH_PLACE.unpack_from
         end = len(batches)
         while end - position >= layout.BATCH_OVERHEAD:
             base_offset, length, magic, delta, max_timestamp = unpack(batches, position)
@@ -277,7 +278,7 @@ class ActiveSegment:
                 break
             if not self.has_room(size, max_timestamp, base_offset, last_offset):
                 break
-            pack(batches, position, base_offset, length, epoch)
+            stamp(batches, position, base_offset, epoch)
             self.add(size, max_timestamp, last_offset)
             position += size
             next_offset = last_offset + 1

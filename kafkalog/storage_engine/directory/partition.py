@@ -29,6 +29,7 @@ from typing import TypeGuard
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.directory.active_segment import ActiveSegment
 from kafkalog.storage_engine.format import batch, layout, leader_epochs
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -548,7 +549,7 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
     with files.closing(files.open_to_write(log)) as fd:
         size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
         while position < size:
-            head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
+            head = bytearray(files.read_at(fd, layout.BATCH_OVERHEAD, position))
             header = _read_staged_header(head, 0, size - position, next_offset - base_offset)
             if header is None:
                 what = f"a staged segment has no next batch at byte {position}"
@@ -561,9 +562,8 @@ def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch
                     f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
                     "the batch in smaller parts"
                 )
-            files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
-            epoch = layout.STAMP_EPOCH.pack(leader_epoch)
-            files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
+            stamp(head, 0, next_offset, leader_epoch)
+            files.write_at(fd, memoryview(head)[: layout.MAGIC_POSITION], position)
             next_offset = end_offset
             position += header.size
         files.sync_file(fd)

@@ -12,6 +12,7 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -60,7 +61,7 @@ class PendingRun:
         if self.rows:
             next_offset = self.rows
             for position, count in zip(part.positions, part.counts, strict=True):
-                layout.STAMP_OFFSET.pack_into(part.data, position, next_offset)
+                stamp(part.data, position, next_offset)
                 next_offset += count
         self.parts.append(part)
         self.size += len(part.data)
@@ -114,7 +115,7 @@ class StagedFileWriter:
             batch_size = ends[last] - position
             if size and size + batch_size > self._config.segment_bytes:
                 break
-            layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
+            stamp(part.data, position, self._offset)
             self._offset += part.counts[last]
             header = parse_header(part.data, position)
             self._index.add(size, self._offset - 1, header.max_timestamp)

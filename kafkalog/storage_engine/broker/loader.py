@@ -38,9 +38,10 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.locate import headers, locate
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.loss import Loss
-from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
 from kafkalog.storage_engine.transactions.producers import Producers

@@ -30,8 +30,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate
 from kafkalog.storage_engine.segment.segment_times import segment_times, times_after
-from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     size_kept,

@@ -34,7 +34,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.log.results import CommitResult
-from kafkalog.storage_engine.segment.segments import list_segments, retire
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.segment.swaps import retire
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 

@@ -31,14 +31,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segment_times import has_time
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    bases_below,
-    finish_swaps,
-    list_segments,
-    retire,
-    sweep_deleted,
-)
+from kafkalog.storage_engine.segment.segments import SegmentFiles, bases_below, list_segments
+from kafkalog.storage_engine.segment.swaps import finish_swaps, retire, sweep_deleted
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.ownership.adopted_topics import WITHOUT_ID, write_adopted_topics
 from kafkalog.storage_engine.ownership.release import LOCK_WAIT_S, Progress
-from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment import swaps
 
 _NO_POLICY: Final = {"cleanup.policy": ""}
 _KEEP_ALL: Final = {
@@ -194,7 +194,7 @@ def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
             directory = root / layout.partition_directory(topic.name, number)
             if (directory / layout.CANARY).exists():
                 with locks.SegmentsLock(directory).exclusive():
-                    segments.finish_swaps(directory)
+                    swaps.finish_swaps(directory)
                 transaction.appender(topic.name, number, now_ms).finish()
     transaction.close()
     files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)

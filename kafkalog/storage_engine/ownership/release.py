@@ -51,7 +51,7 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
 )
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.ownership.adopted_topics import differences
-from kafkalog.storage_engine.segment import partition_directory, segments
+from kafkalog.storage_engine.segment import partition_directory, segments, swaps
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
@@ -317,7 +317,7 @@ class _Releasing:
             directory = self.root / name
             check_canary(directory)
             with locks.SegmentsLock(directory).exclusive():
-                segments.finish_swaps(directory)
+                swaps.finish_swaps(directory)
             appender = transaction.appender(topic, number, self._now_ms)
             appender.finish()
         # This syncs the bytes of relaxed commits and the record itself.
@@ -415,7 +415,7 @@ def _write_snapshot(directory: Path, state: PartitionState, now_ms: int) -> None
         return
     producer_snapshot.write_snapshot(directory, producers)
     if is_rebuilt and named != end:
-        segments.retire(directory, [named], suffixes=(layout.SNAPSHOT,))
+        swaps.retire(directory, [named], suffixes=(layout.SNAPSHOT,))
 
 
 def _set_times(directory: Path) -> None:

@@ -8,7 +8,7 @@ Invariants:
 - A snapshot reads no byte of the active segment after `active_size`. Bytes there are garbage, or
   belong to a commit in flight.
 - A log of ours has no gap that is not listed (`gaps`), within segments and between them.
-- Indexes only choose the start of a scan (`segments.locate`). They are opened by name on demand, so
+- Indexes only choose the start of a scan (`locate.locate`). They are opened by name on demand, so
   an index may be missing or newer than the open log. The scan is then longer.
 
 Gaps are normal: the cleaner removes records, batches, and all batches of a segment. It lists the

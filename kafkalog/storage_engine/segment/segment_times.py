@@ -22,12 +22,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    confirmed,
-    header_at,
-    headers,
-)
+from kafkalog.storage_engine.segment.locate import confirmed, header_at, headers
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 _READ_SIZE: Final = 64 << 10
 """Bytes to read at once among small batches."""

@@ -84,7 +84,7 @@ LIGHT = [
     "kafkalog.storage_engine.directory.directory_log",
     "kafkalog.storage_engine.directory.commit",
     "kafkalog.storage_engine.metadata.journal",
-    "kafkalog.storage_engine.directory.partition",
+    "kafkalog.storage_engine.directory.appender",
     "kafkalog.storage_engine.format.batch",
     "kafkalog.storage_engine.object_store.client",
     "kafkalog.storage_engine.reading.directory_snapshot",

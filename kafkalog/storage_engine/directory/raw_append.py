@@ -40,7 +40,7 @@ from kafkalog.storage_engine.transactions.control_record import read_control_rec
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.partition import Appender
+    from kafkalog.storage_engine.directory.appender import Appender
     from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.writing.copied_run import CopiedRun

@@ -20,8 +20,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.object_store.client import ObjectClient
-from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run
+from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run, StagedFile
 
 OBJECT_SIZE_MAX: Final = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode

@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.directory.partition import check_canary
 from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
@@ -52,6 +51,7 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.ownership.adopted_topics import differences
 from kafkalog.storage_engine.segment import partition_directory, segments, swaps
+from kafkalog.storage_engine.segment.partition_directory import check_canary
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers

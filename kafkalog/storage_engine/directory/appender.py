@@ -19,17 +19,19 @@ Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 from __future__ import annotations
 
 import logging
-import os
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.directory.active_segment import ActiveSegment
+from kafkalog.storage_engine.directory.staged_segment import (
+    read_staged_header,
+    stamp_staged_segment,
+)
 from kafkalog.storage_engine.format import batch, layout, leader_epochs
-from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -41,26 +43,6 @@ from kafkalog.storage_engine.transactions.producers import Producers
 _logger = logging.getLogger(__name__)
 _WRITE_SIZE = 1 << 20
 """Bytes of stamped batches to write at once; many tasks have a few for each partition."""
-
-
-def check_canary(directory: Path) -> frozenset[str]:
-    """Return the names in the directory of a partition of ours.
-
-    Raises LockedByBrokerError if a broker has loaded or removed the partition.
-    """
-    try:
-        names = frozenset(files.list_names(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        raise LockedByBrokerError(
-            f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
-            "by hand; put it back, or let `kafkalog adopt` take the log without it"
-        ) from None
-    if layout.CANARY not in names:
-        raise LockedByBrokerError(
-            f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
-            "partition since kafkalog last wrote it; take it back with `kafkalog adopt`"
-        )
-    return names
 
 
 class Appender:
@@ -83,7 +65,7 @@ class Appender:
         self._config = config
         self._begin(now_ms)
         # Every commit runs this for each of its partitions, so one listing has to suffice.
-        names = check_canary(directory)
+        names = partition_directory.check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
         self._epochs = self._truncate_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
         if layout.RAW_GAPS in names:
@@ -236,7 +218,7 @@ class Appender:
             rest = end - position
             if not rest:
                 return written, next_offset
-            header = _read_staged_header(pending, position, rest, next_offset - first_offset)
+            header = read_staged_header(pending, position, rest, next_offset - first_offset)
             if header is None:
                 raise StorageError(
                     f"{self.directory}: a staged run ends in {rest} bytes that are no batch from "
@@ -449,7 +431,7 @@ class Appender:
         self._take_snapshot(base_offset)
         log = staged.with_name(staged.name + layout.STAGED)
         epoch = self.state.leader_epoch
-        next_offset = stamp_staged_file(self.directory, log, base_offset, epoch)
+        next_offset = stamp_staged_segment(self.directory, log, base_offset, epoch)
         self._check_rows(rows, next_offset - base_offset)
         renames = {
             staged.with_name(staged.name + layout.STAGED_INDEX): layout.INDEX,
@@ -519,52 +501,5 @@ class Appender:
         return self.directory / layout.segment_file(base_offset, suffix)
 
 
-# --- staged batches ------------------------------------------------------------------------------
-# A checksum covers neither base offset nor leader epoch. In a run the base offsets count from 0,
-# and each batch begins where the last one ended.
-
-
 def _is_writable(piece: batch.Buffer) -> TypeGuard[bytearray | memoryview]:
     return isinstance(piece, bytearray) or (isinstance(piece, memoryview) and not piece.readonly)
-
-
-def _read_staged_header(
-    data: batch.Buffer, position: int, remaining: int, base_offset: int
-) -> batch.BatchHeader | None:
-    """Return the header of the batch at `position`, if it has that offset of its run, or None.
-
-    Messages v0 and v1 cannot be stamped.
-    """
-    header = batch.read_header(data, position, remaining)
-    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
-        return None
-    return header if header.last_offset_delta >= 0 else None
-
-
-def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
-    """Stamp every batch of a staged segment in place, sync it, and return the next offset.
-
-    `directory` is the partition's, for a StorageError.
-    """
-    with files.closing(files.open_to_write(log)) as fd:
-        size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
-        while position < size:
-            head = bytearray(files.read_at(fd, layout.BATCH_OVERHEAD, position))
-            header = _read_staged_header(head, 0, size - position, next_offset - base_offset)
-            if header is None:
-                what = f"a staged segment has no next batch at byte {position}"
-                raise StorageError(f"{directory}: {what}; run the batch again")
-            end_offset = next_offset + header.last_offset_delta + 1
-            check_log_end(directory, end_offset)
-            if end_offset - 1 - base_offset > layout.INT32_MAX:
-                raise StorageError(
-                    f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
-                    f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
-                    "the batch in smaller parts"
-                )
-            stamp(head, 0, next_offset, leader_epoch)
-            files.write_at(fd, memoryview(head)[: layout.MAGIC_POSITION], position)
-            next_offset = end_offset
-            position += header.size
-        files.sync_file(fd)
-        return next_offset

@@ -7,8 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.log.log import Log
+from kafkalog.storage_engine.log.log import Log, only_in_directory
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.address import (
     is_url,
@@ -131,7 +130,4 @@ def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
     engine = log if isinstance(log, Log) else log._engine
     if isinstance(engine, DirectoryLog):
         return engine
-    raise InvalidInputError(
-        f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
-        "Use it for topics, records, cleaning, status and verify."
-    )
+    raise only_in_directory(engine.root)

@@ -25,7 +25,7 @@ import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -33,6 +33,7 @@ from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError,
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.log.log import Source
 from kafkalog.storage_engine.log.results import CommitResult
 from kafkalog.storage_engine.segment.segments import list_segments
 from kafkalog.storage_engine.segment.swaps import retire
@@ -44,8 +45,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
-
-Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
 
 _PIECE_SIZE = 1 << 20
 _PRODUCERS_MAX = 100_000

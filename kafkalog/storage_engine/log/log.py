@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
+Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
+"""Whole record batches: a file, a stream, or their bytes."""
 _Result = TypeVar("_Result")
 
 
@@ -74,6 +77,16 @@ class Log(ReadableLog):
         now_ms: int | None = None,
     ) -> bool:
         """Remove what a failed batch staged; returns False, and keeps all, when it is published."""
+
+    def append_raw(
+        self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
+    ) -> CommitResult:
+        """Append whole record batches as they are, in one atomic, synced commit.
+
+        `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
+        InvalidInputError and CorruptBatchError.
+        """
+        raise only_in_directory(self.root)
 
     @abstractmethod
     def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
@@ -235,6 +248,14 @@ class Log(ReadableLog):
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
             for partition in self.describe(topic).numbers()
         }
+
+
+def only_in_directory(root: Path | str) -> InvalidInputError:
+    """Return the error of a log in an object store that is asked for what only a directory has."""
+    return InvalidInputError(
+        f"{root}: a log in an object store cannot do this (expected a log directory). "
+        "Use it for topics, records, cleaning, status and verify."
+    )
 
 
 def now_of(now_ms: int | None) -> int:

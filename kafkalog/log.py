@@ -128,8 +128,6 @@ class KafkaLog:
         """The background cleaner, which counts its cleanings and failures; None without one."""
         return self._cleaner
 
-    # --- topics ----------------------------------------------------------------------------------
-
     def create_topic(
         self,
         name: str,
@@ -191,8 +189,6 @@ class KafkaLog:
         """Return {partition: (log start offset, high watermark)}; raises UnknownTopicError."""
         return self._engine.offsets(topic)
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def append(self, topic: str, records: Any, *, now_ms: int | None = None) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
@@ -252,8 +248,6 @@ class KafkaLog:
         OffsetOutOfRangeError, which names the valid range. Kafka: Admin.deleteRecords.
         """
         return self._engine.delete_records(topic, partition, before, now_ms=now_ms)
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def read(
         self,
@@ -336,8 +330,6 @@ class KafkaLog:
         """
         return self._engine.offset_for_time(topic, ms, isolation_level=isolation_level)
 
-    # --- cleaning --------------------------------------------------------------------------------
-
     def clean(
         self,
         topic: str | None = None,
@@ -385,8 +377,6 @@ class KafkaLog:
         from kafkalog.cleaner.report.explain import explain_topics
 
         return explain_topics(self._engine, topic, _clock(now_ms)())
-
-    # --- erasing ---------------------------------------------------------------------------------
 
     def erase(
         self,
@@ -450,8 +440,6 @@ class KafkaLog:
             is_strict=strict,
             progress=files.users_call(progress),
         )
-
-    # --- closing ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close producers that are open, stop the background cleaner, then close the log.

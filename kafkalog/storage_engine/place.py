@@ -20,16 +20,6 @@ from kafkalog.storage_engine.object_store.address import StoreAddress, store_add
 if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
-__all__ = [
-    "OpenedLog",
-    "Place",
-    "directory_log_of",
-    "open_engine",
-    "opened_for_spark",
-    "read_places",
-    "spark_path",
-    "written_place",
-]
 
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
 

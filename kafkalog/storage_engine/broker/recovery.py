@@ -86,8 +86,6 @@ class _Repair:
             damage=tuple(self._damage),
         )
 
-    # --- the log ---------------------------------------------------------------------------------
-
     def _drop_later(self, found: list[SegmentFiles]) -> list[SegmentFiles]:
         """Retire the segments above the active one; all of them if the log begins again."""
         active_base = self.state.active_base
@@ -158,8 +156,6 @@ class _Repair:
         if self.state.producer_snapshot != end > self.state.log_start_offset:
             producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
             self.state = replace(self.state, producer_snapshot=end)
-
-    # --- indexes ---------------------------------------------------------------------------------
 
     def _rebuild_indexes(self, live: Sequence[SegmentFiles]) -> None:
         history = ProducerHistory(
@@ -246,8 +242,6 @@ class _Repair:
                         if epoch > (epochs[-1][0] if epochs else -1):
                             epochs = leader_epochs.assigned(epochs, epoch, start)
         return leader_epochs.trimmed(epochs, self.state.log_start_offset)
-
-    # --- what else the directory says ------------------------------------------------------------
 
     def _repair_rest(self) -> None:
         epochs = self._loaded.leader_epochs

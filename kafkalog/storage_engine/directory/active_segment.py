@@ -89,8 +89,6 @@ class ActiveSegment:
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
 
-    # --- truncate --------------------------------------------------------------------------------
-
     def _open(self, end_offset: int, has_transactions: bool) -> None:
         log = self._stem + layout.LOG
         try:
@@ -249,8 +247,6 @@ class ActiveSegment:
         is_whole = header.magic == layout.MAGIC and len(data) == header.size
         return is_whole and crc32c(data[layout.ATTRIBUTES_POSITION :]) == header.crc
 
-    # --- append ----------------------------------------------------------------------------------
-
     def stamp(
         self,
         batches: bytearray | memoryview,
@@ -348,8 +344,6 @@ class ActiveSegment:
             index.time_count * layout.TIME_INDEX_ENTRY.size,
         )
 
-    # --- time ------------------------------------------------------------------------------------
-
     def _read_lifetime_ms(self) -> int:
         if self._lifetime_ms is None:
             self._lifetime_ms = segment_end.lifetime_ms(self._config, *self._name)
@@ -360,8 +354,6 @@ class ActiveSegment:
             header = header_at(FileBytes(self._log_fd), 0, self._written)
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
-
-    # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Sync the log and the aborted transactions; indexes are only hints."""

@@ -103,8 +103,6 @@ class Appender:
         self._begin(now_ms)
         return True
 
-    # --- truncate --------------------------------------------------------------------------------
-
     def _truncate(self, names: Collection[str]) -> ActiveSegment:
         """Truncate the files, of these names, to the recorded state and open the active segment."""
         later = self._later_segments(names)
@@ -162,8 +160,6 @@ class Appender:
             end_offset=state.high_watermark,
             has_transactions=index in names,
         )
-
-    # --- append ----------------------------------------------------------------------------------
 
     def append(self, runs: Iterable[tuple[int, Iterable[batch.Buffer]]]) -> None:
         """Append runs of finished batches: stamp, roll, write.
@@ -258,8 +254,6 @@ class Appender:
             self.state, high_watermark=next_offset, last_stable_offset=stable, **active
         )
 
-    # --- producers and their transactions --------------------------------------------------------
-
     def _holds_back(self) -> bool:
         """Return whether a transaction was open when the commit began.
 
@@ -327,8 +321,6 @@ class Appender:
         if self.lost_snapshot == base_offset:
             self.lost_snapshot = -1
 
-    # --- leader epochs ---------------------------------------------------------------------------
-
     def _truncate_epochs(self) -> list[tuple[int, int]]:
         """Drop the epochs of a dead commit; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
@@ -375,8 +367,6 @@ class Appender:
         elif epoch != self.state.leader_epoch:
             self.state = replace(self.state, leader_epoch=epoch)
 
-    # --- gaps ------------------------------------------------------------------------------------
-
     def note_gaps(self, pairs: array[int]) -> None:
         """List the gaps between raw batches: from, to, from, to and so on, ascending."""
         if not pairs:
@@ -386,8 +376,6 @@ class Appender:
         found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
         bases = layout.base_offsets(files.list_names(self.directory), layout.LOG)
         gaps.add_raw_gaps(self.directory, found, first_base=bases[0] if bases else 0)
-
-    # --- roll, adopt -----------------------------------------------------------------------------
 
     def roll(self, base_offset: int | None = None) -> None:
         """Finish the active segment and begin a new one at the log end.
@@ -460,8 +448,6 @@ class Appender:
             first_dirty_offset=max(state.first_dirty_offset, offset),
             last_stable_offset=max(state.last_stable_offset, offset),
         )
-
-    # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make all appended data durable: the files, and the new names."""

@@ -56,8 +56,6 @@ class DirectoryLog(ReadableDirectory, Log):
         if not read_only and not self.is_brokers and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=now_of(None))
 
-    # --- changing --------------------------------------------------------------------------------
-
     def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
         """Make the changes that `work` drafts, in one commit; return what it returns."""
 
@@ -77,8 +75,6 @@ class DirectoryLog(ReadableDirectory, Log):
         """
         super().delete_topic(name, now_ms=now_ms)
         topic_deletion.try_deletions(self, now_ms=now_of(now_ms), wait_for=name)
-
-    # --- writing ---------------------------------------------------------------------------------
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
@@ -156,8 +152,6 @@ class DirectoryLog(ReadableDirectory, Log):
         with self.transaction() as transaction:  # settles a rewrite that died unsynced, too
             if transaction.state.unsynced:
                 transaction.publish(now_of(now_ms))
-
-    # --- deleting --------------------------------------------------------------------------------
 
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None

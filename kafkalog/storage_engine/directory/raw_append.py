@@ -110,9 +110,6 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
         _logger.warning("%s: old producer snapshots remain: %s", appender.directory, fault)
 
 
-# --- the source ----------------------------------------------------------------------------------
-
-
 class _RequestReader:
     def __init__(self, name: str, size: int, stream: IO[bytes]) -> None:
         self.name = name
@@ -174,9 +171,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
                 raise InvalidInputError("the stream to append gives text: open it in binary mode")
             files.write_at(fd, piece, position)
             position += len(piece)
-
-
-# --- batch by batch ------------------------------------------------------------------------------
 
 
 class _Follower:

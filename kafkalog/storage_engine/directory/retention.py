@@ -43,9 +43,6 @@ _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
-# --- choose the segments -------------------------------------------------------------------------
-
-
 def count_expired(
     segments: Sequence[SegmentFiles], state: PartitionState, config: TopicConfig, now_ms: int
 ) -> int:
@@ -71,9 +68,6 @@ def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]
 
 def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
     return [s for s in list_segments(directory) if s.base_offset <= state.active_base]
-
-
-# --- remove them ---------------------------------------------------------------------------------
 
 
 def apply_retention(

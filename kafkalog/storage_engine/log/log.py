@@ -39,8 +39,6 @@ _Result = TypeVar("_Result")
 class Log(ReadableLog):
     """A log with all that can be done to it; a context manager."""
 
-    # --- the acts that are not the same ----------------------------------------------------------
-
     @abstractmethod
     def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
         """Make the changes that `work` drafts, in one commit; return what it returns.
@@ -121,8 +119,6 @@ class Log(ReadableLog):
         Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
         """
 
-    # --- topics ----------------------------------------------------------------------------------
-
     def create_topic(
         self,
         name: str,
@@ -180,8 +176,6 @@ class Log(ReadableLog):
         present = self.describe(topic).present()
         return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def append(
         self,
         topic: str,
@@ -201,8 +195,6 @@ class Log(ReadableLog):
         for rows in record_batches(records):
             writer.append(topic, rows)
         return self.commit([writer.finish()], now_ms=now_ms)
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def read(
         self,

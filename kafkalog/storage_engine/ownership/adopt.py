@@ -229,8 +229,6 @@ class _Adopting:
                 self._notices.append(f"what this log held when it was ours is lost: {fault}")
         return State()
 
-    # --- load, without writing -------------------------------------------------------------------
-
     def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
         offsets, notices = checkpoints.known_offsets(self.root)
         self._notices += notices
@@ -406,8 +404,6 @@ class _Adopting:
             )
         return usable
 
-    # --- between two owners ----------------------------------------------------------------------
-
     def keep_brokers_out(self) -> None:
         """Create the guard, and move away the files that a broker needs to start."""
         root = self.root
@@ -458,8 +454,6 @@ class _Adopting:
             for path in stale:
                 files.remove(path)
             files.sync_directory(directory)
-
-    # --- ours ------------------------------------------------------------------------------------
 
     def _found(self) -> State:
         """Return the loaded log as a state; raises StorageError if the journal refuses it."""

@@ -222,8 +222,6 @@ class _Releasing:
         self._now_ms = now_ms
         self._notices: list[str] = []
 
-    # --- while the log is ours -------------------------------------------------------------------
-
     def prepare(
         self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
     ) -> None:
@@ -351,8 +349,6 @@ class _Releasing:
             and directory.name.rpartition("-")[0] not in state.topics
         ]
 
-    # --- hand over -------------------------------------------------------------------------------
-
     def hand_over(self) -> ReleaseReport:
         """Remove our files except the old journal, and let a broker start."""
         count = 0
@@ -389,9 +385,6 @@ class _Releasing:
                 if not path.is_dir():
                     files.remove(path)
         files.sync_directory(self.root)
-
-
-# --- one partition -------------------------------------------------------------------------------
 
 
 def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms: int) -> None:

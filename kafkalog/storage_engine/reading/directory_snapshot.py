@@ -50,8 +50,6 @@ from kafkalog.storage_engine.transactions.transaction_index import (
 )
 from kafkalog.storage_engine.transactions.transaction_markers import LogIdentity, log_identity
 
-__all__ = ["DirectorySnapshot", "open_snapshot"]
-
 WINDOW = 128
 """Segments that a snapshot opens at once, unless it is opened whole."""
 
@@ -305,9 +303,6 @@ class DirectorySnapshot(PartitionSnapshot):
             yield window
         finally:
             window.close()
-
-
-# --- opening -------------------------------------------------------------------------------------
 
 
 def open_snapshot(

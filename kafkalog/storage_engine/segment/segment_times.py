@@ -143,9 +143,6 @@ def times_after(
     return None if position is None else SegmentTimes(end=position).extended(source, limit)
 
 
-# --- files ---------------------------------------------------------------------------------------
-
-
 class _Known(NamedTuple):
     seal: tuple[int, int, int]
     """Size and times of change of the file."""

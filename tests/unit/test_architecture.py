@@ -70,14 +70,12 @@ NOT_BELOW = {
 KINDS = {"DirectoryLog", "ReadableDirectory", "ObjectLog", "PolledLog", "directory_log_of"}
 """The classes of logs that lie in one kind of place, and what asks for one."""
 MAY_ASK_THE_KIND = {
+    "cleaner/directory/pause.py",
     "cleaner/key_index/key_lookup.py",
-    "cleaner/metrics.py",
-    "cleaner/report/reported.py",
     "cleaner/schedule/manager.py",
-    "cleaner/schedule/pause.py",
     "cleaner/schedule/scratch_partition.py",
+    "cleaner/shelves.py",
     "cleaner/spark.py",
-    "cli/picture/figures.py",
     "cli/picture/server.py",
     "cli/status.py",
     "cli/verify.py",

@@ -35,7 +35,7 @@ from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError, Un
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
+from kafkalog.storage_engine.segment.swaps import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys

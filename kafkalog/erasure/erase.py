@@ -44,7 +44,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.segment.segments import sweep_deleted
+from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys

@@ -78,7 +78,6 @@ def limited(root: Path, soft: int, hard: int, partitions: int) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.alternating
 @pytest.mark.slow
 def test_a_thousand_partitions_are_written_cleaned_and_read_with_256_descriptors(
     tmp_path: Path,

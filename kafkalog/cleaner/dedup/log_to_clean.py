@@ -15,8 +15,9 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.locate import header_at
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
-from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 
 @dataclass(frozen=True, slots=True)

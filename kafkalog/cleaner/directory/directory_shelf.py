@@ -30,7 +30,7 @@ from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
+from kafkalog.storage_engine.segment.swaps import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn

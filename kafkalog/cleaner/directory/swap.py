@@ -26,11 +26,7 @@ import numpy as np
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.segment.gaps import list_sections
-from kafkalog.storage_engine.segment.segments import (
-    remove_key_indexes,
-    retire,
-    swap_in,
-)
+from kafkalog.storage_engine.segment.swaps import remove_key_indexes, retire, swap_in
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup

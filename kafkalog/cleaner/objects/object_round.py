@@ -45,7 +45,7 @@ from kafkalog.storage_engine.object_store.stored_producers import recorded_produ
 from kafkalog.storage_engine.object_store.stored_segments import segment_of
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import TimeIndex
-from kafkalog.storage_engine.segment.segments import header_at
+from kafkalog.storage_engine.segment.locate import header_at
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 from kafkalog.storage_engine.transactions.transaction_index import parse_transactions
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.objects.object_round import closed_extents, is_as_it_was, open_round
-from kafkalog.cleaner.plan import may_be_tried
+from kafkalog.cleaner.plan import may_be_tried, valid_first_dirty_offset
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import (
     clear_uncleanable,
@@ -205,7 +205,7 @@ class _Turn:
         mark = read_uncleanable(moment.notes(self.topic, self.partition))
         if not force and not may_be_tried(mark, known, now_ms):
             return None
-        return known.partitions[self.partition].first_dirty_offset
+        return valid_first_dirty_offset(known.partitions[self.partition])
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         """Plan and begin a round."""

@@ -374,9 +374,9 @@ class KafkaLog:
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
-        from kafkalog.cleaner.report.explain import explain_topics
+        from kafkalog.cleaner.report.explain import explain
 
-        return explain_topics(self._engine, topic, _clock(now_ms)())
+        return explain(self._engine, topic, _clock(now_ms)())
 
     def erase(
         self,

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
@@ -241,7 +241,7 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
 
 def _bytes_to_clean(engine: DirectoryLog, topic: str, partition: int, now_ms: int) -> int:
     try:
-        log, _ = Plans(engine, now_ms).of(topic, partition)
+        log = DirectoryMoment(engine, now_ms).plan(topic, partition)
     except (OSError, KafkaLogError) as raised:
         files.pass_on(raised)
         return 0  # its cleaning reports the reason

@@ -35,10 +35,14 @@ ROOMS = [
     "cleaner",
     "cleaner/report",
     "cleaner/schedule",
+    "cleaner/shelves",
+    "cleaner/directory",
+    "cleaner/objects",
     "cleaner/rewrite",
     "cleaner/key_index",
     "cleaner/dedup",
     "cleaner/state",
+    "cleaner/shelf",
     "storage_engine",
     "storage_engine/copying",
     "storage_engine/ownership",
@@ -66,14 +70,12 @@ NOT_BELOW = {
 KINDS = {"DirectoryLog", "ReadableDirectory", "ObjectLog", "PolledLog", "directory_log_of"}
 """The classes of logs that lie in one kind of place, and what asks for one."""
 MAY_ASK_THE_KIND = {
+    "cleaner/directory/pause.py",
     "cleaner/key_index/key_lookup.py",
-    "cleaner/metrics.py",
-    "cleaner/report/reported.py",
     "cleaner/schedule/manager.py",
-    "cleaner/schedule/pause.py",
     "cleaner/schedule/scratch_partition.py",
+    "cleaner/shelves.py",
     "cleaner/spark.py",
-    "cli/picture/figures.py",
     "cli/picture/server.py",
     "cli/status.py",
     "cli/verify.py",
@@ -93,6 +95,7 @@ LEAVES = {
     "spark_offset_log",
     "spark_options",
     "cleaner/config",
+    "cleaner/plan",
 }
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
@@ -256,6 +259,17 @@ def test_rooms_import_only_downwards() -> None:
             elif is_top and outer in ONLY_INSIDE_FUNCTIONS:
                 faults.append(f"{name} imports {module} outside a function")
     assert faults == []
+
+
+def test_the_plan_knows_no_kind_of_log_and_no_files() -> None:
+    used = uses(
+        PACKAGE / "cleaner" / "plan.py",
+        [f"kafkalog.{name_of(p)[:-3].replace('/', '.')}" for p in SOURCES],
+    )
+    assert {place_of(module) for module in used} == {
+        "storage_engine/format",
+        "storage_engine/metadata",
+    }
 
 
 def uses(path: Path, modules: Collection[str]) -> set[str]:

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.cleaner.key_index import key_filter
+from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog

@@ -83,6 +83,11 @@ class Place(LogBuilder):
         reason="a swap costs no request in a directory; in a store the rounds of a cleaning, which"
         " are several where the memory has no room for all keys, are one commit",
     )
+    gets_key_indexes_beside_what_stays = Property(
+        directory=True,
+        objects=False,
+        reason="a file can be added beside a segment; an object and its side are created together",
+    )
     can_be_paused = Property(
         directory=True,
         objects=False,

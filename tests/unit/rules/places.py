@@ -88,6 +88,11 @@ class Place(LogBuilder):
         objects=False,
         reason="a file can be added beside a segment; an object and its side are created together",
     )
+    repairs_the_first_dirty_offset = Property(
+        directory=True,
+        objects=False,
+        reason="Kafka's checkpoint file is put right and that is told; a store has no such file",
+    )
     can_be_paused = Property(
         directory=True,
         objects=False,
@@ -167,7 +172,14 @@ class Place(LogBuilder):
         self, *batches: Any, partition: int = 0, end: int | None = None, now_ms: int | None = None
     ) -> Self:
         """Append finished batches v2 as a copy does; the log ends at `end`, or after the last."""
-        data = b"".join(batch.data for batch in batches)
+        return self.append_bytes(
+            b"".join(batch.data for batch in batches), partition=partition, end=end, now_ms=now_ms
+        )
+
+    def append_bytes(
+        self, data: bytes, *, partition: int = 0, end: int | None = None, now_ms: int | None = None
+    ) -> Self:
+        """Append the bytes of batches, as `append_raw` does."""
         found = self.engine.describe(self._topic)
         held = found.partitions[partition]
         for _, header in iterate_headers(data):

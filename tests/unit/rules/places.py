@@ -17,6 +17,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, PartitionStatus
+from kafkalog.errors import KafkaLogError
 from kafkalog.inspection.verify import verify
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.log import KafkaLog
@@ -383,6 +384,16 @@ class Place(LogBuilder):
         if isinstance(self.engine, ObjectLog):
             return {each.name: self._object(each.name) for each in self.engine.client.list("")}
         return {str(p): p.read_bytes() for p in sorted(self.log.root.rglob("*")) if p.is_file()}
+
+    def batches_of(self, name: str, data: bytes) -> bytes:
+        """Return the batches of a file or object, without what follows them in a mixed object."""
+        if not name.endswith(".mixed"):
+            return data
+        end = 0
+        with contextlib.suppress(KafkaLogError):
+            for position, header in iterate_headers(data):
+                end = position + header.size
+        return data[:end]
 
     def sections(self, suffix: str, topic: str = "t", partition: int = 0) -> list[bytes]:
         """Return an index of each segment that has it: of its file, or of the object beside it."""

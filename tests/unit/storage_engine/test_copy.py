@@ -24,13 +24,13 @@ from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying import copy as copies
 from kafkalog.storage_engine.copying.copy import CopiedPartition, copy
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.builders.batch_builder import ABORT, BatchBuilder, batch, joined, marker
 from tests.builders.message_builder import message

@@ -190,11 +190,10 @@ def retain(
     moment = moment_of(engine, now_ms)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
-        if is_skipped(config):
-            return True
+        if is_skipped(config) or not config.is_compacted:
+            return is_skipped(config)
         mark = read_uncleanable(moment.notes(name, partition))
-        is_paused = moment.is_paused(name, partition)
-        return not may_be_retained(config, mark, is_paused=is_paused)
+        return not may_be_retained(mark, is_paused=moment.is_paused(name, partition))
 
     return shelf_of(engine).retain(topic, now_ms=now_ms, is_skipped=skip)
 

@@ -183,16 +183,7 @@ class ReadableDirectory(ReadableLog):
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
     ) -> DirectorySnapshot:
-        """Open a snapshot of a partition; close it after use.
-
-        Args:
-            topic: The topic.
-            partition: The partition.
-            whole: Whether all segments are opened at once.
-            start: The offset at which reading will begin.
-            known_end: A high watermark that a broker may not know after a restart.
-            check: Called with the state of a log of ours, which it may refuse.
-        """
+        """Open a snapshot of a partition, as `ReadableLog` says; close it after use."""
         from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         topic_id = self.check_partition(topic, partition)

@@ -71,18 +71,13 @@ _WRITES: Final = 2
 """Segments that are written side by side: each has its key filter in memory."""
 
 
-def closed_extents(
-    state: StoreState, topic: str, partition: int, end: int = layout.INT64_MAX
-) -> Sequence[PlacedExtent]:
-    """Return the segment objects of a partition that a cleaning can take, ascending.
-
-    They reach from the log start to the first fresh extent, or to the first one at `end` or above.
-    """
+def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
+    """Return the segment objects from the log start to the first fresh extent, ascending."""
     known = state.log.topic(topic)
     start = known.partitions[partition].log_start_offset
     found: list[PlacedExtent] = []
     for placed in state.extents(known.topic_id, partition):
-        if not layout.is_stored_segment(placed.object_name) or placed.extent.base_offset >= end:
+        if not layout.is_stored_segment(placed.object_name):
             break
         if placed.extent.next_offset > start:
             found.append(placed)

@@ -222,8 +222,6 @@ def test_an_abort_marker_stays_while_a_later_round_may_need_it(place: Place) -> 
         turns += 1
     assert rounds > 2
     log.clean(NOW + 99 * DAY)
-    if not place.swaps_after_each_round:
-        log.clean(NOW + 101 * DAY)
     assert (latest_column(place.log), log.indexed()) == (expected, [])
 
 

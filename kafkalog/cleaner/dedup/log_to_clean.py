@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from kafkalog.cleaner.plan import Plan, plan_cleaning, valid_first_dirty_offset
+from kafkalog.cleaner.plan import Part, Plan, plan_cleaning, valid_first_dirty_offset
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.storage_engine.format import layout
@@ -28,31 +29,6 @@ class LogToClean(Plan):
     directory: Path
     segments: tuple[SegmentFiles, ...]
     """The live segments that reach above the log start, ascending, the active one last."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FilePart:
-    """A segment in a file, whose times are read from it."""
-
-    files: SegmentFiles
-
-    @property
-    def base_offset(self) -> int:
-        return self.files.base_offset
-
-    @property
-    def size(self) -> int:
-        return self.files.size
-
-    @property
-    def largest_timestamp(self) -> int:
-        return largest_timestamp(self.files, self.files.size)
-
-    @property
-    def first_timestamp(self) -> int:
-        with files.open_stream(self.files.log) as file:
-            header = header_at(FileBytes(file.fileno()), 0, self.files.size)
-        return layout.NO_TIMESTAMP if header is None else header.max_timestamp
 
 
 def log_to_clean(
@@ -85,7 +61,7 @@ def log_to_clean(
         partition,
         config=config,
         state=state,
-        parts=[_FilePart(segment) for segment in segments],
+        parts=[_part(segment) for segment in segments],
         clean_bytes=clean_bytes,
         total_bytes=total,
         now_ms=now_ms,
@@ -96,6 +72,16 @@ def log_to_clean(
     )
     known = {each.name: getattr(plan, each.name) for each in fields(plan)}
     return LogToClean(**known, directory=directory, segments=segments)
+
+
+def _part(segment: SegmentFiles) -> Part:
+    def first_timestamp() -> int:
+        with files.open_stream(segment.log) as file:
+            header = header_at(FileBytes(file.fileno()), 0, segment.size)
+        return layout.NO_TIMESTAMP if header is None else header.max_timestamp
+
+    latest = partial(largest_timestamp, segment, segment.size)
+    return Part(segment.base_offset, segment.size, latest, first_timestamp)
 
 
 def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:

@@ -7,7 +7,7 @@ answers what is asked here; `shelves` knows which kind it is.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from kafkalog.cleaner.plan import OURS
 
@@ -57,6 +57,9 @@ class Moment(ABC):
 
     `root` is the directory, or the address. Each plan is made on first use.
     """
+
+    verify: ClassVar = "`kafkalog verify {path} {topic}`"
+    """What shows damage of a topic."""
 
     def __init__(self, root: str, state: State, now_ms: int) -> None:
         self.root: Final = root

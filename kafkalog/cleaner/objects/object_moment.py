@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 class ObjectMoment(Moment):
     """A state of the commit log."""
 
+    verify = "`kafkalog verify {path} {topic} --deep`"  # without it no object is read
+
     def __init__(self, log: ObjectLog, store: StoreState, now_ms: int) -> None:
         super().__init__(str(log.root), store.log, now_ms)
         self.log: Final = log

@@ -227,7 +227,7 @@ def _claimed(
     """Clean a partition, unless another cleaner is at work on it; with `force` also then."""
     state = cleaning.log.known_state
     known = state.log.topics.get(topic)
-    if known is None:
+    if known is None or not known.is_here(partition):
         return None
     if not ObjectMoment(cleaning.log, state, cleaning.now_ms).plan(topic, partition).is_ready:
         return None  # a claim costs requests

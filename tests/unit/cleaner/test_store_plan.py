@@ -68,7 +68,7 @@ def test_a_regroup_is_due_at_the_moment_at_which_both_costs_are_equal() -> None:
     found = plan_regroup(objects, now_ms=NOW_MS)
     missing = (found.figures["writeCost"] - found.figures["readCost"]) / READ_PRICE
     assert not found.is_due and missing > 10
-    for passed, is_due in ((int(missing / 10), False), (int(missing / 10) + 1, True)):
+    for passed, is_due in ((int(missing / 10) - 1, False), (int(missing / 10) + 1, True)):
         later = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * passed)
         assert plan_regroup(later, now_ms=NOW_MS + passed).is_due == is_due
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -21,15 +20,6 @@ from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 
-@dataclass(frozen=True, slots=True)
-class LogToClean(Plan):
-    """The plan of a partition in a directory, with its files."""
-
-    directory: Path
-    segments: tuple[SegmentFiles, ...]
-    """The live segments that reach above the log start, ascending, the active one last."""
-
-
 def log_to_clean(
     topic: str,
     partition: int,
@@ -41,21 +31,20 @@ def log_to_clean(
     now_ms: int,
     pinned: tuple[int, int] = (layout.INT64_MAX, 0),
     is_awaited: bool = False,
-) -> LogToClean:
+) -> Plan:
     """Plan the cleaning of a partition in a directory, as `plan_cleaning` does."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
         s.size for s in segments if s.base_offset < min(first_dirty, state.active_base)
     )
-    segments = _wanted(segments, state)
+    segments = live_segments(segments, state)
     # The horizons of segments that a broker has cleaned are unknown until they are read.
     has_foreign = any(
         s.size and s.base_offset < min(first_dirty, state.listed_from, state.active_base)
         for s in segments
     )
-    notes = DirectoryNotes(directory)
-    plan = plan_cleaning(
+    return plan_cleaning(
         topic,
         partition,
         config=config,
@@ -65,12 +54,10 @@ def log_to_clean(
         total_bytes=total,
         now_ms=now_ms,
         pinned=pinned,
-        horizon_ms=read_delete_horizon(notes, first_dirty),
+        horizon_ms=read_delete_horizon(DirectoryNotes(directory), first_dirty),
         is_horizon_due=has_foreign and not (directory / layout.DELETE_HORIZON).exists(),
         is_awaited=is_awaited,
     )
-    known = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    return LogToClean(**known, directory=directory, segments=segments)
 
 
 def _part(segment: SegmentFiles) -> Part:
@@ -83,9 +70,8 @@ def _part(segment: SegmentFiles) -> Part:
     return Part(segment.base_offset, segment.size, latest, first_timestamp)
 
 
-def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:
+def live_segments(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:
     """Leave out uncommitted segments, and those below the log start: retention deletes them."""
     committed = [s for s in segments if s.base_offset <= state.active_base]
     start = state.log_start_offset
-    first = max(0, bisect_right([s.base_offset for s in committed], start) - 1)
-    return tuple(committed[first:])
+    return committed[max(0, bisect_right([s.base_offset for s in committed], start) - 1) :]

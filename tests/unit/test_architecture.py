@@ -76,8 +76,6 @@ MAY_ASK_THE_KIND = {
     "cleaner/schedule/scratch_partition.py",
     "cleaner/shelves.py",
     "cleaner/spark.py",
-    "cli/picture/server.py",
-    "cli/status.py",
     "cli/verify.py",
     "datasource/range_reader.py",
     "datasource/read_planner.py",

@@ -6,7 +6,10 @@ answers what is asked here; `shelves` knows which kind it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from kafkalog.cleaner.plan import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,52 +52,68 @@ class Piece(NamedTuple):
     """Whether they wait for a regroup."""
 
 
-class Moment(Protocol):
-    """One view of a whole log at one time; it writes nothing."""
+class Moment(ABC):
+    """One view of a whole log at one time; it writes nothing. What only a directory has is here.
 
-    @property
-    def root(self) -> str:
-        """The directory, or the address."""
+    `root` is the directory, or the address. Each plan is made on first use.
+    """
 
-    @property
-    def state(self) -> State:
-        """Its topics and partitions."""
-
-    @property
-    def now_ms(self) -> int:
-        """The time."""
+    def __init__(self, root: str, state: State, now_ms: int) -> None:
+        self.root: Final = root
+        self.state: Final = state
+        self.now_ms: Final = now_ms
+        self._made: dict[tuple[str, int], Plan] = {}
 
     @property
     def owner(self) -> str:
         """OURS, BROKERS or COPY (`plan`)."""
+        return OURS
 
     @property
     def is_cleaner_running(self) -> bool | None:
         """Whether any process cleans it in the background; None if that cannot be known."""
+        return None
 
     def has_topic(self, name: str, topic_id: str) -> bool:
         """Return whether a topic exists still."""
+        known = self.state.topics.get(name)
+        return known is not None and known.topic_id == topic_id
 
     def plan(self, topic: str, partition: int) -> Plan:
         """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
+        made = self._made.get((topic, partition))
+        if made is None:
+            made = self._made[topic, partition] = self._plan(topic, partition)
+        return made
 
+    @abstractmethod
+    def _plan(self, topic: str, partition: int) -> Plan:
+        """Make a plan."""
+
+    @abstractmethod
     def notes(self, topic: str, partition: int) -> PartitionNotes:
         """Return what the cleanings of a partition have left."""
 
-    def is_paused(self, topic: str, partition: int) -> bool:
-        """Return whether a process keeps cleaners away."""
-
-    def is_being_cleaned(self, topic: str, partition: int) -> bool:
-        """Return whether a process is known to clean it now."""
-
-    def may_clean(self, topic: str, partition: int) -> bool:
-        """Return whether this process may clean it."""
-
+    @abstractmethod
     def snapshot(self, topic: str, partition: int, start: int) -> PartitionSnapshot:
         """Open a snapshot of a partition, to read from an offset on; raises KafkaLogError."""
 
+    @abstractmethod
     def pieces(self, plan: Plan) -> Sequence[Piece]:
         """Return the files or objects that hold a partition's records, ascending."""
 
+    def is_paused(self, topic: str, partition: int) -> bool:
+        """Return whether a process keeps cleaners away."""
+        return False
+
+    def is_being_cleaned(self, topic: str, partition: int) -> bool:
+        """Return whether a process is known to clean it: a claim may be of one that has died."""
+        return False
+
+    def may_clean(self, topic: str, partition: int) -> bool:
+        """Return whether this process may clean it; a store says no when it is asked."""
+        return True
+
     def leftovers(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the bytes that a running cleaning has written, and those of what was replaced."""
+        return 0, 0

@@ -225,11 +225,10 @@ def retain(
     moment = DirectoryMoment(engine, now_ms)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
-        if is_skipped(config):
-            return True
+        if is_skipped(config) or not config.is_compacted:
+            return is_skipped(config)
         mark = read_uncleanable(moment.notes(name, partition))
-        is_paused = moment.is_paused(name, partition)
-        return not may_be_retained(config, mark, is_paused=is_paused)
+        return not may_be_retained(mark, is_paused=moment.is_paused(name, partition))
 
     return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
 

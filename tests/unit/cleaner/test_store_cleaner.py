@@ -26,7 +26,7 @@ from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.schedule.scratch_partition import NOTES, ScratchPartition
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.shelves import moment_of
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
@@ -510,8 +510,8 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert results[1] is not None and results[1].startswith(log.root)
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None
-    mark = uncleanable_of(cleaned.notes[layout.UNCLEANABLE])
-    assert (mark.reason, mark.failures) == (results[1], 1)
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 1))
+    assert mark is not None and (mark.reason, mark.failures) == (results[1], 1)
 
     def chosen(now_ms: int) -> list[tuple[str, int]]:
         return choose(moment_of(log, now_ms)).partitions

@@ -28,7 +28,7 @@ from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of, open_engine
+from kafkalog.storage_engine.place import directory_log_of, open_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ def clean(
     that was cleaned or failed; its `error` has the reason. Raises InvalidInputError for a topic
     that is not compacted, UnknownTopicError, LockedByBrokerError.
     """
-    with open_engine(path, create=False, options=options) as engine:
+    with open_log(path, create=False, options=options) as engine:
         names = _names(engine, topics)
         partitions = [found for name in names for found in _chosen(engine, name, force)]
         results = _run(spark, _place(engine), partitions, force, config or CleanerConfig())
@@ -121,7 +121,7 @@ def _clean_places(
 
     for batch in batches:
         found: list[str] = []
-        with open_engine(root, create=False) as engine:
+        with open_log(root, create=False) as engine:
             for place in batch.column(0).to_pylist():
                 topic, partition = partitions[place]
                 found += [

@@ -33,7 +33,7 @@ def writers(
 
 
 def forget_writer(
-    engine: Log,
+    log: Log,
     writer_id: str,
     target: str | None = None,
     *,
@@ -60,4 +60,4 @@ def forget_writer(
             change.end_writer(name) if is_ended else change.forget_writer(name, now_ms)
         return found
 
-    return engine.change(forget, now_ms=now_ms)
+    return log.change(forget, now_ms=now_ms)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs.files import is_users, users
@@ -91,6 +91,20 @@ class ObjectEntry:
     name: str
     size: int
     modified_ms: int
+
+
+class ObjectReader(Protocol):
+    """What reads parts of objects: a client, or files that stand in for some."""
+
+    @property
+    def address(self) -> StoreAddress:
+        """The address of the log, for errors."""
+
+    def first_bytes(self, name: str, size: int) -> bytes:
+        """Return an object's first `size` bytes, or fewer. Raises StorageError."""
+
+    def fetch(self, name: str, position: int, size: int) -> memoryview:
+        """Return `size` bytes at `position`. Raises StorageError if there are fewer."""
 
 
 class ObjectClient:

@@ -315,10 +315,7 @@ class RangeReader:
 
 
 def _added(
-    log: ReadableDirectory,
-    partition: OffsetRangePartition,
-    pin: Pin | None,
-    options: SourceOptions,
+    log: ReadableDirectory, partition: OffsetRangePartition, pin: Pin | None, options: SourceOptions
 ) -> Iterator[OffsetRange]:
     """Yield the ranges of partitions that a topic got after the read was planned, as of the pin.
 

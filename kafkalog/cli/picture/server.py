@@ -68,10 +68,7 @@ def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Se
     workers = [threading.Thread(target=server.serve_forever, name="kafkalog-ui", daemon=True)]
     if counts_dead:
         work = threading.Thread(
-            target=_count,
-            args=(log, counts, stopped),
-            name="kafkalog-ui-counts",
-            daemon=True,
+            target=_count, args=(log, counts, stopped), name="kafkalog-ui-counts", daemon=True
         )
         workers.append(work)
     for worker in workers:

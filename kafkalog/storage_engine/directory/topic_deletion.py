@@ -108,10 +108,7 @@ def _move(log: ReadableDirectory, deleted: DeletedTopic, *, wait: bool) -> bool:
         target = log.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
         # Another process may have moved it while this one waited.
-        with (
-            contextlib.suppress(FileNotFoundError),
-            cleaner_lock.exclusive(wait=wait) as is_held,
-        ):
+        with contextlib.suppress(FileNotFoundError), cleaner_lock.exclusive(wait=wait) as is_held:
             if not is_held:
                 is_whole = False
                 continue

@@ -33,12 +33,7 @@ def writers(
 
 
 def forget_writer(
-    log: Log,
-    writer_id: str,
-    target: str | None = None,
-    *,
-    is_ended: bool = False,
-    now_ms: int,
+    log: Log, writer_id: str, target: str | None = None, *, is_ended: bool = False, now_ms: int
 ) -> Mapping[tuple[str, str], WriterState]:
     """Forget the last batches of a writer, in one commit; return them by (id, target).
 

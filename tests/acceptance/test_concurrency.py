@@ -17,11 +17,11 @@ from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.errors import OffsetOutOfRangeError
 from kafkalog.log import KafkaLog
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.directory.retention import retain_partition
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.place import directory_log_of
+from kafkalog.storage_engine.reading import directory_snapshot
 from tests.acceptance.turn_processes import TOPIC, Onlooker, readers
 from tests.acceptance.two_mounts import Mounts, two_mounts  # noqa: F401 - a fixture
 from tests.acceptance.two_processes import APPENDER, CLEANER, ZOMBIE, two

@@ -22,7 +22,7 @@ from kafkalog.storage_engine.directory import commit, retention, topic_deletion
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log.log import Log, now_of
+from kafkalog.storage_engine.log.log import Log, Source, now_of
 from kafkalog.storage_engine.log.results import CommitResult, RetentionStats
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -31,7 +31,6 @@ from kafkalog.storage_engine.metadata.writer import Writer, is_committed
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.raw_append import Source
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 _Result = TypeVar("_Result")
@@ -57,8 +56,6 @@ class DirectoryLog(ReadableDirectory, Log):
         if not read_only and not self.is_brokers and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=now_of(None))
 
-    # --- changing --------------------------------------------------------------------------------
-
     def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
         """Make the changes that `work` drafts, in one commit; return what it returns."""
 
@@ -72,23 +69,14 @@ class DirectoryLog(ReadableDirectory, Log):
         return topic_deletion.with_directories_away(self, changed, now_ms=now_ms)
 
     def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
-        """Delete a topic; one of the same name can be created at once.
-
-        `KafkaLog.delete_topic` says when its directories go. Raises UnknownTopicError.
-        """
+        """Delete a topic, as `Log` says, and what of its directories can go at once."""
         super().delete_topic(name, now_ms=now_ms)
         topic_deletion.try_deletions(self, now_ms=now_of(now_ms), wait_for=name)
-
-    # --- writing ---------------------------------------------------------------------------------
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
     ) -> CommitResult:
-        """Append whole record batches as they are, in one atomic, synced commit.
-
-        `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
-        InvalidInputError and CorruptBatchError.
-        """
+        """Append whole record batches as they are: see `Log`."""
         from kafkalog.storage_engine.directory import raw_append
 
         self.check_writable()
@@ -110,13 +98,7 @@ class DirectoryLog(ReadableDirectory, Log):
         reset_writer: bool = False,
         now_ms: int | None = None,
     ) -> CommitResult:
-        """Append what tasks have staged, at once or not at all, and remove the staged files.
-
-        A batch that its writer has committed already is skipped. `create` says how to create topics
-        that do not exist; without it they are an error. Raises CommitConflictError for an
-        older batch (`reset_writer` lets it pass), and StorageError for staged files that are not
-        what their tasks said. Raises CommitInDoubtError when only the next holder can tell.
-        """
+        """Append what tasks have staged, as `Log` says, and remove the staged files."""
         now_ms = now_of(now_ms)
 
         def work() -> CommitResult:
@@ -162,26 +144,17 @@ class DirectoryLog(ReadableDirectory, Log):
             if transaction.state.unsynced:
                 transaction.publish(now_of(now_ms))
 
-    # --- deleting --------------------------------------------------------------------------------
-
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None
     ) -> list[RetentionStats]:
-        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
-
-        With any policy segments wholly below the log start go. The background cleaner does the
-        same. Returns one entry per partition that lost segments, or could not.
-        """
+        """Delete what retention does not keep; with any policy what lies below the log start."""
         self.check_writable()
         return retention.apply_retention(self, topic, now_ms=now_of(now_ms))
 
     def delete_records(
         self, topic: str, partition: int, before: int, *, now_ms: int | None = None
     ) -> int:
-        """Let a partition begin at offset `before` (-1: at its end); returns where it begins.
-
-        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
-        """
+        """Let a partition begin at offset `before`, as `Log` says; return where it begins."""
         self.check_partition(topic, partition)
         return retention.delete_records(self, topic, partition, before, now_ms=now_of(now_ms))
 

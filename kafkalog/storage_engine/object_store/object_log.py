@@ -91,8 +91,6 @@ class ObjectLog(Log):
         """Whether another log was found at the address: this one is gone."""
         return self._log.is_replaced
 
-    # --- reading ---------------------------------------------------------------------------------
-
     def state(self) -> State:
         """Return the newest state; one GET when nothing has changed."""
         return self.store_state().log
@@ -141,8 +139,6 @@ class ObjectLog(Log):
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: mixed objects."""
         return StagedObjects(self.client, self._log.state.number, name)
-
-    # --- changing --------------------------------------------------------------------------------
 
     def check_writable(self) -> None:
         """Raise InvalidInputError where the log is read-only, or closed."""
@@ -360,10 +356,7 @@ class ObjectLog(Log):
     def delete_records(
         self, topic: str, partition: int, before: int, *, now_ms: int | None = None
     ) -> int:
-        """Let a partition begin at offset `before` (-1: at its end); return where it begins.
-
-        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
-        """
+        """Let a partition begin at offset `before`, as `Log` says; return where it begins."""
         self.check_partition(topic, partition)
         return self.change(
             lambda change: change.delete_records(topic, partition, before), now_ms=now_of(now_ms)
@@ -372,10 +365,7 @@ class ObjectLog(Log):
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None
     ) -> list[RetentionStats]:
-        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
-
-        Extents go whole, in one commit. Returns one entry per partition that lost records.
-        """
+        """Delete what retention does not keep, in one commit; extents go whole."""
         at_ms = now_of(now_ms)
 
         def retain(draft: StoreDraft) -> list[RetentionStats]:

@@ -2,7 +2,7 @@
 
 An entry is a *hint*. Kafka's index files have no checksum, are padded with zeros while their
 segment is active, and may be torn, stale or missing. No entry is believed before the batch at its
-position confirms it (`segments.locate`). That of a time is not believed where an earlier batch is
+position confirms it (`locate.locate`). That of a time is not believed where an earlier batch is
 younger (`segment_times`). A wrong file costs a longer scan, never a record.
 
 Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes keep no file open: a lookup opens the
@@ -149,6 +149,11 @@ class TimeIndex(_IndexFile):
         """Yield (timestamp, offset) of entries older than `timestamp`, best first."""
         for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] < timestamp):
             yield entry
+
+    def last_time(self) -> int | None:
+        """Return the timestamp of the last entry in use, or None."""
+        entry = self.last_entry()
+        return None if entry is None else entry[0]
 
     def _unpack(self, data: bytes) -> tuple[int, int]:
         timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack(data)

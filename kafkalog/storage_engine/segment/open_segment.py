@@ -20,7 +20,7 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.segment.byte_source import ByteSource
-from kafkalog.storage_engine.segment.segments import header_at, headers, locate, locate_time
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate, locate_time
 
 if TYPE_CHECKING:
     import numpy as np
@@ -141,6 +141,10 @@ class OpenSegment:
 
     def close(self) -> None:
         """Let go of the bytes."""
+
+    def has_whole_time_index(self) -> bool:
+        """Return whether the time index is whole, as one with a checksum is."""
+        return True
 
     def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
         """Yield the batches that reach into [start, end), `size` bytes at a time.

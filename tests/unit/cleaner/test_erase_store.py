@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.erasure.erase import Erasure, erase
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
 from kafkalog.erasure.store_scan import StoreScan
@@ -49,9 +50,9 @@ def fill(log: ObjectLog, config: Mapping[str, str] = PLAIN) -> None:
         log.append("t", [*rows, (LONGER, f"{turn}")], now_ms=NOW)
         log.append("others", [("other-key", "theirs")], now_ms=NOW)
         if turn == 0:
-            store_manager.clean(log, force=True, now_ms=NOW)
+            manager.clean(log, force=True, now_ms=NOW)
         if turn == 1:
-            store_manager.regroup_due(log, force=True, now_ms=NOW)
+            upkeep.regroup_due(log, force=True, now_ms=NOW)
 
 
 def erased(log: ObjectLog, *keys: str, now_ms: int = NOW, **options: Any) -> Erasure:
@@ -126,7 +127,7 @@ def test_dropped_objects_are_named_with_the_time_until_which_they_stay(log: Obje
     assert dropped and {one.until_ms for one in dropped} == {NOW + HOUR}
     assert all("file.delete.delay.ms (1 hour)" in one.sentence for one in dropped)
     assert {str(one.path) for one in dropped} <= {*log.store_state().dead}
-    assert store_manager.sweep(log, now_ms=NOW + HOUR)
+    assert upkeep.sweep(log, now_ms=NOW + HOUR)
     (left,) = occurrences(log).residuals
     assert "deletion" in left.sentence
 
@@ -145,7 +146,7 @@ def test_who_waits_for_dropped_objects_is_told_until_when(log: ObjectLog) -> Non
 def test_the_collector_of_another_process_deletes_what_was_dropped(log: ObjectLog) -> None:
     fill(log)
     erased(log, now=False)
-    store_manager.sweep(ObjectLog(log.address), now_ms=NOW + HOUR)
+    upkeep.sweep(ObjectLog(log.address), now_ms=NOW + HOUR)
     assert erased(log, now_ms=NOW + HOUR).is_erased
     assert objects_with(log) == []
 
@@ -253,10 +254,10 @@ def during_the_first_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> Er
 def test_another_cleaner_that_is_quicker_keeps_no_key(log: ObjectLog, is_regrouped: bool) -> None:
     fill(log)
     if is_regrouped:
-        store_manager.regroup_due(log, force=True, now_ms=NOW)
+        upkeep.regroup_due(log, force=True, now_ms=NOW)
     before = others(log)
     found = during_the_first_swap(
-        log, lambda other: store_manager.clean(other, "t", force=True, now_ms=NOW)
+        log, lambda other: manager.clean(other, "t", force=True, now_ms=NOW)
     )
     assert found.is_erased
     assert objects_with(log) == []
@@ -291,8 +292,8 @@ def test_a_collector_during_the_search_hides_no_record(
     def late(scan: StoreScan, wanted: Any) -> Any:
         while acts:
             acts.pop()
-            store_manager.clean(other, "t", force=True, now_ms=NOW)
-            store_manager.sweep(other, now_ms=NOW + HOUR)
+            manager.clean(other, "t", force=True, now_ms=NOW)
+            upkeep.sweep(other, now_ms=NOW + HOUR)
         return fetched(scan, wanted)
 
     monkeypatch.setattr(StoreScan, "_fetched", late)
@@ -304,7 +305,6 @@ def test_a_collector_during_the_search_hides_no_record(
 # --- deaths --------------------------------------------------------------------------------------
 
 
-@pytest.mark.alternating
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER])
 def test_an_erasure_that_is_killed_at_any_request_is_completed_by_the_next(

@@ -8,9 +8,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.plan import Schedule
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans, choose
+from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.directory.retention import retain_partition
@@ -24,6 +28,11 @@ from tests.unit.cleaner.test_manager import eventually
 HOUR = 3_600_000
 SMALL = {"segment_bytes": 14, "min_cleanable_dirty_ratio": 0.05}
 """Segments of one batch each."""
+
+
+def chosen(engine: DirectoryLog, now_ms: int = 1000) -> Schedule:
+    heal_first_dirty_offsets(engine, now_ms=now_ms)
+    return choose(DirectoryMoment(engine, now_ms))
 
 
 def engine_with(root: Path, **config: str) -> DirectoryLog:
@@ -68,12 +77,12 @@ def test_a_fault_while_choosing_is_one_of_that_partition_alone(tmp_path: Path) -
     """testGrabFilthiestCompactedLogThrowsException"""
     engine = increasingly_filthy(tmp_path)
     (tmp_path / "c-0" / layout.DELETE_HORIZON).mkdir()  # looked at for every plan
-    assert choose(engine, now_ms=1000).partitions == [("b", 0), ("c", 0)]
+    assert chosen(engine).partitions == [("b", 0), ("c", 0)]
     results = clean(engine, now_ms=1000)
     assert [(stats.topic, stats.error is None) for stats in results] == [("b", True), ("c", False)]
-    mark = read_uncleanable(tmp_path / "c-0")
+    mark = read_uncleanable(DirectoryNotes(tmp_path / "c-0"))
     assert mark is not None and layout.DELETE_HORIZON in mark.reason
-    assert choose(engine, now_ms=1000).partitions == []
+    assert chosen(engine).partitions == []
 
 
 # --- what retention takes ------------------------------------------------------------------------
@@ -154,7 +163,7 @@ def test_a_checkpoint_is_put_right_only_where_it_is_wrong(tmp_path: Path) -> Non
     for start, found, expected in ((10, 15, 15), (20, 15, 20), (20, 25, 20)):
         LogBuilder(engine).set_state(log_start_offset=start, first_dirty_offset=found)
         number = engine.state().number
-        choose(engine, now_ms=1000)
+        chosen(engine)
         assert first_dirty(engine) == expected
         assert (engine.state().number == number) == (found == expected)
 
@@ -166,17 +175,19 @@ def test_a_plan_takes_no_lock_unless_a_cleaner_is_at_work(tmp_path: Path) -> Non
     engine = engine_with(tmp_path)
     write(engine, 5)
     with locks.SegmentsLock(tmp_path / "t-0").exclusive():
-        at_rest, _ = Plans(engine, 1000).of("t", 0)
+        at_rest = DirectoryMoment(engine, 1000).plan("t", 0)
     swapped = tmp_path / "t-0" / "00000000000000000000.index.cleaned"
     swapped.write_bytes(b"")
-    waiting = threading.Thread(target=lambda: Plans(engine, 1000).of("t", 0), daemon=True)
+    waiting = threading.Thread(
+        target=lambda: DirectoryMoment(engine, 1000).plan("t", 0), daemon=True
+    )
     with locks.SegmentsLock(tmp_path / "t-0").exclusive():
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
     waiting.join(120)
     assert not waiting.is_alive()
-    assert Plans(engine, 1000).of("t", 0)[0] == at_rest
+    assert DirectoryMoment(engine, 1000).plan("t", 0) == at_rest
 
 
 def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_present_one(
@@ -184,21 +195,21 @@ def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_presen
 ) -> None:
     engine = engine_with(tmp_path, cleanup_policy="compact,delete")
     write(engine, 5)
-    plans = Plans(engine, 1000)
+    plans = DirectoryMoment(engine, 1000)
     write(engine, 5)
     engine.delete_records("t", 0, 8)
     retain(engine, now_ms=1000)
-    log, state = plans.of("t", 0)
-    assert (state.log_start_offset, state.high_watermark) == (8, 10)
+    log = plans.plan("t", 0)
+    assert (log.state.log_start_offset, log.state.high_watermark) == (8, 10)
     assert [s.base_offset for s in log.segments] == [8, 9, 10]
 
 
 def test_a_partition_that_came_after_the_plans_is_planned(tmp_path: Path) -> None:
     engine = engine_with(tmp_path)
-    plans = Plans(engine, 1000)
+    plans = DirectoryMoment(engine, 1000)
     engine.alter_topic("t", partitions=2, keys_may_move=True)
     create(engine, "other")
-    assert [plans.of(*place)[1].high_watermark for place in (("t", 1), ("other", 0))] == [0, 0]
+    assert [plans.plan(*place).state.high_watermark for place in (("t", 1), ("other", 0))] == [0, 0]
 
 
 # --- states --------------------------------------------------------------------------------------

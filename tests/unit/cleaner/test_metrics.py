@@ -14,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.metrics import CleanerMetrics, served
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -144,7 +145,7 @@ def test_time_since_the_last_run_goes_on(tmp_path: Path) -> None:
 
 def test_uncleanable_partitions_are_counted_with_their_dirty_bytes(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    mark_uncleanable(tmp_path / "t-0", "damage", {}, now_ms=NOW)
+    mark_uncleanable(DirectoryNotes(tmp_path / "t-0"), "damage", {}, now_ms=NOW)
     dirty = sum(path.stat().st_size for path in sorted((tmp_path / "t-0").glob("*.log"))[:-1])
     with served(engine, CleanerThread(engine), 0) as port:
         root = str(tmp_path)
@@ -220,7 +221,7 @@ def test_a_log_in_an_object_store_has_metrics_of_its_objects_and_requests() -> N
     log = ObjectLog(memory_address())
     log.create_topic("t")
     log.append("t", [(b"k", b"v")])
-    store_manager.roll_active(log, now_ms=0)
+    upkeep.roll_active(log, now_ms=0)
     with served(log, CleanerThread(log), 0) as port:
         assert value(port, "kafkalog_store_fresh_objects") == 1
         assert value(port, "kafkalog_store_dead_objects") == 0

@@ -14,10 +14,12 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans, choose
+from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -129,7 +131,7 @@ def test_a_partition_that_failed_is_tried_again_without_a_restart(tmp_path: Path
         repair()
         clock[0] += 2 * MINUTE
         eventually(lambda: thread.cleanings == 1)
-    assert read_uncleanable(tmp_path / "t-0") is None
+    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
 
 
 def test_a_fault_is_found_by_one_cleaner_of_several(
@@ -154,7 +156,7 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
 
     assert clean_filthiest(engine, now_ms=1_000, watch=be_quicker) is None
     assert were_locked == [True]
-    mark = read_uncleanable(tmp_path / "t-0")
+    mark = read_uncleanable(DirectoryNotes(tmp_path / "t-0"))
     assert mark is not None and mark.failures == 1
 
 
@@ -196,10 +198,10 @@ def test_a_ratio_of_more_than_two_gib_is_a_ratio(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, contents | {4: []}, first_dirty=1)
     for i in range(4):
         os.truncate(tmp_path / "t-0" / f"{i:020d}.log", large)  # sparse
-    log, _ = Plans(engine, 1).of("t", 0)
+    log = DirectoryMoment(engine, 1).plan("t", 0)
     assert (log.clean_bytes, log.cleanable_bytes) == (large, 3 * large)
     assert log.dirty_ratio == 0.75
-    assert choose(engine, now_ms=1).max_dirty_ratio == 0.75
+    assert choose(DirectoryMoment(engine, 1)).max_dirty_ratio == 0.75
 
 
 # --- races ---------------------------------------------------------------------------------------

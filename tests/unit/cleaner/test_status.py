@@ -12,9 +12,9 @@ from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,
     read_cleanings,
-    read_last_cleaning,
     write_last_cleaning,
 )
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
@@ -24,8 +24,8 @@ NOW = 1_700_000_000_000
 
 def test_a_last_cleaning_comes_back_as_it_was_written(tmp_path: Path) -> None:
     stats = CleanerStats("t", 0, 3, 9, 2, 100, 40, 5000, 2000, tombstones_kept=7, elapsed_ms=12.7)
-    write_last_cleaning(tmp_path, stats, ended_ms=NOW)
-    written = read_last_cleaning(tmp_path)
+    write_last_cleaning(DirectoryNotes(tmp_path), stats, ended_ms=NOW)
+    (written,) = read_cleanings(DirectoryNotes(tmp_path))
     assert written == LastCleaning(NOW, 13, 3, 9, 2, 100, 40, 5000, 2000, 7)
     content = json.loads((tmp_path / layout.LAST_CLEANING).read_bytes())
     assert content["version"] == 1
@@ -34,7 +34,7 @@ def test_a_last_cleaning_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_takes_no_last_cleaning_costs_nothing_else(tmp_path: Path) -> None:
-    write_last_cleaning(tmp_path / "none", CleanerStats("t", 0), ended_ms=NOW)
+    write_last_cleaning(DirectoryNotes(tmp_path / "none"), CleanerStats("t", 0), ended_ms=NOW)
 
 
 def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
@@ -47,19 +47,21 @@ def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
 
 def test_the_cleanings_before_the_last_are_remembered_up_to_a_number(tmp_path: Path) -> None:
     for number in range(KEPT + 3):
-        write_last_cleaning(tmp_path, CleanerStats("t", 0, records_read=number), ended_ms=number)
-    found = read_cleanings(tmp_path)
+        write_last_cleaning(
+            DirectoryNotes(tmp_path), CleanerStats("t", 0, records_read=number), ended_ms=number
+        )
+    found = read_cleanings(DirectoryNotes(tmp_path))
     assert [one.ended_ms for one in found] == list(range(KEPT + 2, 2, -1))
     assert [one.records_read for one in found] == [one.ended_ms for one in found]
 
 
 def test_what_a_release_that_remembered_one_cleaning_wrote_is_read(tmp_path: Path) -> None:
-    write_last_cleaning(tmp_path, CleanerStats("t", 0), ended_ms=NOW)
+    write_last_cleaning(DirectoryNotes(tmp_path), CleanerStats("t", 0), ended_ms=NOW)
     path = tmp_path / layout.LAST_CLEANING
     told = json.loads(path.read_bytes())
     for earlier in ({}, {"earlier": None}, {"earlier": [1, {}]}):
         del told["earlier"]
         told |= earlier
         path.write_text(json.dumps(told))
-        assert [one.ended_ms for one in read_cleanings(tmp_path)] == [NOW]
+        assert [one.ended_ms for one in read_cleanings(DirectoryNotes(tmp_path))] == [NOW]
         told.setdefault("earlier", [])

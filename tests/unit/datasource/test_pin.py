@@ -20,12 +20,12 @@ from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition
 from kafkalog.datasource.pin import driver_name
 from kafkalog.errors import DataLossError, InvalidInputError, MomentPassedError
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, file_system, files
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
+from kafkalog.storage_engine.reading import directory_snapshot
 from tests.builders.batch_builder import at_times, joined
 from tests.builders.log_builder import LogBuilder
 from tests.unit.datasource.logs import append, numbered, rows, source

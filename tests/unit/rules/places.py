@@ -78,12 +78,6 @@ class Place(LogBuilder):
         reason="a lock keeps also a forced cleaning away; a claim spares double work alone, and the"
         " commit log decides which of two cleanings counts",
     )
-    swaps_after_each_round = Property(
-        directory=True,
-        objects=False,
-        reason="a swap costs no request in a directory; in a store the rounds of a cleaning, which"
-        " are several where the memory has no room for all keys, are one commit",
-    )
     gets_key_indexes_beside_what_stays = Property(
         directory=True,
         objects=False,

@@ -289,7 +289,6 @@ def test_records_deleted_during_a_round_stay_clean(place: Place) -> None:
     assert place.status(1).state == "clean"
 
 
-@pytest.mark.fault(objects="retention does not ask whether a partition is uncleanable")
 def test_an_uncleanable_partition_is_not_retained(place: Place) -> None:
     two_an_hour(place, "t", "u", policy="compact,delete", retention_ms=1)
     place.mark(topic="t", now_ms=100 * HOUR_MS)

@@ -22,12 +22,12 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment import listing, open_segment
-from kafkalog.storage_engine.segment.segments import retire
+from kafkalog.storage_engine.segment.swaps import retire
 from tests.builders.batch_builder import (
     GZIP,
     BatchBuilder,

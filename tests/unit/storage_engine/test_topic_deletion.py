@@ -15,7 +15,6 @@ import pytest
 from kafkalog.errors import InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
 from kafkalog.storage_engine.format import layout
@@ -25,6 +24,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import DeletedTopic, State
 from kafkalog.storage_engine.metadata.writer import Writer
+from kafkalog.storage_engine.reading import directory_snapshot
 from tests.builders.batch_builder import ABORT, COMMIT, batch, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import values

@@ -13,8 +13,8 @@ import pytest
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError
 from kafkalog.schema import changelog_schema
-from kafkalog.storage_engine.directory import directory_snapshot
 from kafkalog.storage_engine.metadata.state import PartitionState
+from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
 from kafkalog.storage_engine.transactions import transaction_index, transaction_markers

@@ -36,7 +36,7 @@ from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.object_store.store_state import Cleaned, stored_names
+from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
@@ -704,24 +704,6 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
     log.append("t", [("k", "v")], now_ms=NOW_MS)
     assert (log.store_state().fresh, len(log.store_state().objects)) == (0, 1)
     assert log.offsets("t") == {0: (0, before[0][1] + 1)}
-
-
-@pytest.mark.parametrize("note", ["{", "7", "[" * 100_000])
-def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
-    log: ObjectLog, note: str
-) -> None:
-    log.create_topic("t")
-    fill(log)
-    expected = latest(log)
-    topic_id = log.describe("t").topic_id
-    cleaned = Cleaned(
-        0,
-        NOW_MS,
-        dict.fromkeys((layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE), note),
-    )
-    log.change(lambda draft: draft.set_cleaned(topic_id, 0, cleaned), now_ms=NOW_MS)
-    assert [stats.error for stats in run(log)] == [None]
-    assert records(log) == expected
 
 
 def test_each_object_has_a_file_of_its_own_and_is_fetched_once(

@@ -36,7 +36,6 @@ KEY = "user-4711"
 LONGER = f"{KEY}-2"
 """Another key that begins with it."""
 NOW = 1_700_000_000_000
-DAY = 86_400_000
 MINUTE = 60_000
 
 

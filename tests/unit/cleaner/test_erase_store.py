@@ -33,7 +33,6 @@ LONGER = f"{KEY}-2"
 """Another key that begins with it."""
 NOW = 1_700_000_000_000
 HOUR = 3_600_000
-DAY = 24 * HOUR
 PLAIN = {"compression.type": "uncompressed"}
 
 

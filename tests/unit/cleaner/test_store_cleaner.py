@@ -32,11 +32,11 @@ from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.object_store.store_state import Cleaned, stored_names
+from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
@@ -666,13 +666,13 @@ def test_a_thread_regroups_and_cleans_what_is_due() -> None:
 def test_the_verb_clean_cleans_a_log_in_an_object_store(
     public: kafkalog.KafkaLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = str(public._engine.root)
+    root = str(public._log.root)
     assert clean_verb.command(root, "t", force=True, json=True) == 0
     assert capsys.readouterr().out.count('"recordsKept":') == 2
 
 
 def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog) -> None:
-    log = public._engine
+    log = public._log
     assert isinstance(log, ObjectLog)
     shelf = shelf_of(log)
     failed, partitions = spark_job._chosen(shelf, ["t"], True)
@@ -688,7 +688,7 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
 ) -> None:
     root = new_object_log().root
     options = SinkOptions.parse({"path": root, "topic": "t"})
-    log = shared_engine(options.root)
+    log = shared_log(options.root)
     assert isinstance(log, ObjectLog)
     log.create_topic("t")
     monkeypatch.setattr(backlog, "FRESH_WARNED", 3)
@@ -704,24 +704,6 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
     log.append("t", [("k", "v")], now_ms=NOW_MS)
     assert (log.store_state().fresh, len(log.store_state().objects)) == (0, 1)
     assert log.offsets("t") == {0: (0, before[0][1] + 1)}
-
-
-@pytest.mark.parametrize("note", ["{", "7", "[" * 100_000])
-def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
-    log: ObjectLog, note: str
-) -> None:
-    log.create_topic("t")
-    fill(log)
-    expected = latest(log)
-    topic_id = log.describe("t").topic_id
-    cleaned = Cleaned(
-        0,
-        NOW_MS,
-        dict.fromkeys((layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE), note),
-    )
-    log.change(lambda draft: draft.set_cleaned(topic_id, 0, cleaned), now_ms=NOW_MS)
-    assert [stats.error for stats in run(log)] == [None]
-    assert records(log) == expected
 
 
 def test_each_object_has_a_file_of_its_own_and_is_fetched_once(

@@ -78,12 +78,6 @@ class Place(LogBuilder):
         reason="a lock keeps also a forced cleaning away; a claim spares double work alone, and the"
         " commit log decides which of two cleanings counts",
     )
-    swaps_after_each_round = Property(
-        directory=True,
-        objects=False,
-        reason="a swap costs no request in a directory; in a store the rounds of a cleaning, which"
-        " are several where the memory has no room for all keys, are one commit",
-    )
     gets_key_indexes_beside_what_stays = Property(
         directory=True,
         objects=False,
@@ -125,7 +119,7 @@ class Place(LogBuilder):
     @property
     def engine(self) -> Any:
         """The engine of the log, a directory's or an object store's."""
-        return self.log._engine
+        return self.log._log
 
     def other(self, *, read_only: bool = False) -> KafkaLog:
         """Open the log as another process does; it is closed with this one."""

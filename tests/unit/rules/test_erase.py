@@ -337,3 +337,36 @@ def test_an_aborted_deletion_is_none(place: Place) -> None:
     log.abort(1)
     erasure = place.log.erase("t", [b"7"], now=True, now_ms=0)
     assert (erasure.deletions, erasure.is_erased) == ({0: (3, 4)}, True)
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["key", "value", "header", "header name"])
+def test_what_other_records_mention_is_told_and_is_found_only_where_that_is_wanted(
+    place: Place, where: str
+) -> None:
+    text = f"about {KEY}"
+    headers = {"header": [("h", text.encode())], "header name": [(text, b"")]}.get(where, [])
+    record = (text if where == "key" else "another", text if where == "value" else None, headers)
+    place.topic().log.append("t", [record], now_ms=NOW)
+    found = place.log.occurrences("t", [KEY], now_ms=NOW)
+    assert (found.mentions, found.residuals) == (1, ())
+    (left,) = place.log.occurrences("t", [KEY], strict=True, now_ms=NOW).residuals
+    assert "1 record with another key" in left.sentence
+
+
+def test_it_names_the_commit_as_of_which_it_is_so(place: Place) -> None:
+    place.topic().append(("a", "1"))
+    for _ in range(2):
+        found = place.log.occurrences("t", [KEY], now_ms=NOW)
+        expected = place.engine.state().number, {0: place.log.offsets("t")[0][1]}
+        assert (found.record_number, found.high_watermarks) == expected
+        place.append(("another", "1"))
+
+
+def test_a_search_changes_nothing(place: Place) -> None:
+    place.topic().append((KEY, "1"))
+    before = place.everything()
+    assert place.other(read_only=True).occurrences("t", [KEY], now_ms=NOW).found == 1
+    assert place.everything() == before

@@ -141,6 +141,10 @@ class Moment(ABC):
         return 0, 0
 
 
+class LostRaceError(CleaningAborted):
+    """Others have changed the log first; the round may be made again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOrder:
     """What one round is asked to do, and whom it tells."""
@@ -213,17 +217,11 @@ class Round(Protocol):
 class Turn(Protocol):
     """One cleaner's turn at one partition, which no other cleaner takes meanwhile."""
 
-    def prepare(self, now_ms: int) -> None:
-        """Finish what a dead cleaner left."""
+    def begin(self, *, force: bool, now_ms: int) -> int | None:
+        """Finish what a dead cleaner left, and with `force` close the active segment.
 
-    def is_due(self, now_ms: int) -> bool:
-        """Return whether the partition is not uncleanable until a later time."""
-
-    def first_dirty_offset(self) -> int:
-        """Return where the dirty section begins."""
-
-    def close_active(self, now_ms: int) -> None:
-        """Close the active segment, if it has records."""
+        Return where the dirty section begins; None if the partition is not to be tried yet.
+        """
 
     def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
         """Plan and begin a round; None if there is none to make."""
@@ -244,9 +242,6 @@ class Shelf(Protocol):
 
     def topic_id(self, topic: str, partition: int) -> str | None:
         """Return the id of a topic that has the partition here; None if there is none."""
-
-    def has_topic(self, topic: str, topic_id: str) -> bool:
-        """Return whether the topic of that name is still the one of that id."""
 
     def prepare(
         self,

@@ -1,8 +1,7 @@
-"""Clean the erased keys out of a log in an object store, and delete the objects that had them.
+"""The objects of a log in an object store that had erased keys: regroup and delete them.
 
 Fresh objects with records of these partitions are regrouped, since only segment objects are
-cleaned. Another cleaner may be quicker at any time: then it is tried again upon what that one has
-written. The swaps drop the objects that had the keys. A collector deletes them after
+cleaned. The swaps drop the objects that had the keys. A collector deletes them after
 `file.delete.delay.ms`; an erasure that waits for that time, or must not wait, does it itself.
 
 A cleaner that was killed before its swap leaves orphans, and so does an erasure before its commit.
@@ -15,10 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.objects import upkeep
-from kafkalog.cleaner.objects.object_round import closed_extents
-from kafkalog.cleaner.objects.object_shelf import ObjectShelf
-from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import (
@@ -30,9 +25,6 @@ from kafkalog.storage_engine.object_store.object_log import APPEND
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import StoreState
@@ -48,29 +40,18 @@ class StoreErasure:
         before: Occurrences,
         *,
         clock: Callable[[], int],
-        config: CleanerConfig,
     ) -> None:
         """`before` are the occurrences that were found first; the clock returns epoch ms."""
         self._log = log
         self._topic = topic
         self._topic_id = log.describe(topic).topic_id
         self._clock = clock
-        self._config = config
         self._holders = {str(one.file.path) for one in before.files if not one.is_clear}
         """Objects that have the keys, or may have them."""
         self._orphans = {*_left_by_cleaners(before), *_left_by_erasures(before)}
 
-    def clean(
-        self,
-        partitions: Sequence[int],
-        erased: ErasedKeys | None,
-        progress: Callable[[int, CleanerStats], None],
-    ) -> list[CleanerStats]:
-        """Regroup and clean the partitions; tombstones of `erased` keys go at once.
-
-        `progress` receives how many bytes a cleaning has to read, and its growing figures. Raises
-        StorageError, CommitInDoubtError.
-        """
+    def prepare(self, partitions: Sequence[int]) -> None:
+        """Close the active segments, and regroup the fresh objects; raises StorageError."""
 
         def chosen(state: StoreState) -> list[str]:
             found = [name for name in fresh_objects(state) if self._is_chosen(state, name, wanted)]
@@ -80,51 +61,10 @@ class StoreErasure:
         wanted = {(self._topic_id, number) for number in partitions}
         upkeep.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
         upkeep.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
-        found = [self._clean(number, erased, progress) for number in partitions]
-        return [stats for stats in found if stats is not None]
 
     def _is_chosen(self, state: StoreState, name: str, wanted: set[tuple[str, int]]) -> bool:
         places = {(each.topic_id, each.partition) for each in state.objects[name].extents}
         return name in self._holders or not wanted.isdisjoint(places)
-
-    def _clean(
-        self,
-        number: int,
-        erased: ErasedKeys | None,
-        progress: Callable[[int, CleanerStats], None],
-    ) -> CleanerStats | None:
-        """Clean a partition, again as long as another process takes objects away meanwhile."""
-        while True:
-            closed = self._closed(number)
-            swept = self._log.known_state.swept
-
-            def tell(stats: CleanerStats, of: int = 2 * sum(closed.values())) -> None:
-                progress(of, stats)
-
-            cleaner = PartitionCleaner(
-                shelf=ObjectShelf(self._log),
-                now_ms=self._clock(),
-                clock=self._clock,
-                config=self._config,
-                progress=tell,
-                throttler=Throttler(self._config.io_max_bytes_per_second),
-                erased=erased,
-            )
-            stats = cleaner.clean(self._topic, number, force=True, until_clean=True)
-            if stats is not None:
-                self._holders.update(closed)
-                return stats
-            if self._closed(number) == closed and self._log.known_state.swept == swept:
-                return None
-
-    def _closed(self, number: int) -> dict[str, int]:
-        """Return the sizes, by name, of the segment objects of a partition to be cleaned now."""
-        state = self._log.store_state()
-        known = state.log.topics.get(self._topic)
-        if known is None or known.topic_id != self._topic_id:
-            return {}
-        names = [name for name, _ in closed_extents(state, self._topic, number)]
-        return {name: state.objects[name].size for name in names}
 
     def remove_dropped(
         self, partitions: Sequence[int], *, now: bool, wait: Callable[[int], None] | None

@@ -59,10 +59,6 @@ class DirectoryShelf:
         known = self.log.state().topics.get(topic)
         return known.topic_id if known is not None and known.is_here(partition) else None
 
-    def has_topic(self, topic: str, topic_id: str) -> bool:
-        """Return whether the topic of that name is still the one of that id."""
-        return self.log.has_topic(topic, topic_id)
-
     def prepare(
         self,
         topic: str | None = None,
@@ -147,7 +143,8 @@ class _Turn:
     partition: int
     directory: Path
 
-    def prepare(self, now_ms: int) -> None:
+    def begin(self, *, force: bool, now_ms: int) -> int | None:
+        """Finish what a dead cleaner left, and with `force` close the active segment."""
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(name.endswith(leftovers) for name in files.list_names(self.directory)):
             with locks.SegmentsLock(self.directory).exclusive():
@@ -156,21 +153,19 @@ class _Turn:
         # a new .cleaned file of ours would mark as unfinished.
         files.sync_directory(self.directory)
         sweep_spill_files(self.directory)
-        delay_ms = TopicConfig.parse(self.log.describe(self.topic).config).file_delete_delay_ms
+        described = self.log.describe(self.topic)
+        delay_ms = TopicConfig.parse(described.config).file_delete_delay_ms
         sweep_deleted(self.directory, older_than_ms=delay_ms, now_ms=now_ms)
-
-    def is_due(self, now_ms: int) -> bool:
-        mark = read_uncleanable(DirectoryNotes(self.directory))
-        return may_be_tried(mark, self.log.describe(self.topic), now_ms)
-
-    def first_dirty_offset(self) -> int:
-        return self.log.describe(self.topic).partitions[self.partition].first_dirty_offset
-
-    def close_active(self, now_ms: int) -> None:
-        if self.log.describe(self.topic).partitions[self.partition].active_size > 0:
+        held = described.partitions[self.partition]
+        if force and held.active_size > 0:
             with self.log.transaction() as transaction:
                 transaction.roll(self.topic, self.partition, now_ms)
                 transaction.publish(now_ms)
+        if not force:
+            mark = read_uncleanable(DirectoryNotes(self.directory))
+            if not may_be_tried(mark, described, now_ms):
+                return None  # another cleaner has found it uncleanable
+        return held.first_dirty_offset
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         return open_round(self.log, order)

@@ -30,14 +30,15 @@ from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnap
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
-from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError
 from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.notes import StoredNotes
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.failure import SweptError
+from kafkalog.storage_engine.object_store.failure import ObjectMissingError, SweptError
+from kafkalog.storage_engine.object_store.regroup import is_replaced
 from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
 from kafkalog.storage_engine.object_store.side_object import SideObject
 from kafkalog.storage_engine.object_store.store_state import Cleaned, Extent
@@ -70,18 +71,13 @@ _WRITES: Final = 2
 """Segments that are written side by side: each has its key filter in memory."""
 
 
-def closed_extents(
-    state: StoreState, topic: str, partition: int, end: int = layout.INT64_MAX
-) -> Sequence[PlacedExtent]:
-    """Return the segment objects of a partition that a cleaning can take, ascending.
-
-    They reach from the log start to the first fresh extent, or to the first one at `end` or above.
-    """
+def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
+    """Return the segment objects from the log start to the first fresh extent, ascending."""
     known = state.log.topic(topic)
     start = known.partitions[partition].log_start_offset
     found: list[PlacedExtent] = []
     for placed in state.extents(known.topic_id, partition):
-        if not layout.is_stored_segment(placed.object_name) or placed.extent.base_offset >= end:
+        if not layout.is_stored_segment(placed.object_name):
             break
         if placed.extent.next_offset > start:
             found.append(placed)
@@ -109,11 +105,16 @@ def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None
     with files.scratch_directory() as directory:
         objects = FetchedObjects(log.client, directory, _sizes(state, placed))
         with contextlib.closing(objects):
-            work = ObjectRound(
-                log, order, state, part, placed=placed, objects=objects, scratch=directory
-            )
-            with work.snapshot:
-                yield work
+            try:
+                work = ObjectRound(
+                    log, order, state, part, placed=placed, objects=objects, scratch=directory
+                )
+                with work.snapshot:
+                    yield work
+            except ObjectMissingError as fault:
+                if is_replaced(log, [name for name, _ in placed], fault):
+                    raise _lost(log, order) from fault
+                raise
 
 
 def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
@@ -296,20 +297,19 @@ class ObjectRound:
         """
         log = self._log
         outputs: list[SegmentObject] = []
-        place = f"{self.plan.topic}-{self.plan.partition}"
         try:
             c_library.give_back_memory()
             self._put(outputs)
             is_done = self._commit(outputs, earliest_delete_horizon_ms)
         except SweptError as fault:
             log.discard_segments(outputs, fault)
-            raise CleaningAborted(f"{place}: a sweep was quicker") from fault
+            raise LostRaceError("a sweep was quicker") from fault
         except Exception as fault:
             log.discard_segments(outputs, fault)
             raise
         log.discard_segments(outputs)  # those that were left out, or all
         if not is_done:
-            raise CleaningAborted(f"{place}: another process was quicker")
+            raise _lost(log, self.order)
         for group in self._finished:
             self.order.stats.records_removed += group.records_removed
             self.order.stats.bytes_removed += group.bytes_removed
@@ -410,6 +410,14 @@ class ObjectRound:
             return True
 
         return self._log.swap(replaced, outputs, now_ms=at_ms, work=draft_rest)
+
+
+def _lost(log: ObjectLog, order: RoundOrder) -> CleaningAborted:
+    """Return the reason to give up a round that met changes of others."""
+    known = log.known_state.log.topics.get(order.stats.topic)
+    if known is None or not TopicConfig.parse(known.config).is_compacted:
+        return CleaningAborted("the topic is gone, or no longer compacted")
+    return LostRaceError("another process was quicker")
 
 
 def is_as_it_was(draft: StoreDraft, topic: str, topic_id: str, names: Sequence[str]) -> bool:

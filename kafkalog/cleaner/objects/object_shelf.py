@@ -60,10 +60,6 @@ class ObjectShelf:
         known = self.log.known_state.log.topics.get(topic)
         return known.topic_id if known is not None and known.is_here(partition) else None
 
-    def has_topic(self, topic: str, topic_id: str) -> bool:
-        """Return whether the topic of that name is still the one of that id."""
-        return self.log.has_topic(topic, topic_id)
-
     def prepare(
         self,
         topic: str | None = None,
@@ -202,22 +198,14 @@ class _Turn:
     topic: str
     partition: int
 
-    def prepare(self, now_ms: int) -> None:
-        """Do nothing: nobody leaves anything behind in a partition."""
-
-    def is_due(self, now_ms: int) -> bool:
-        """Return whether the partition is not uncleanable until a later time."""
+    def begin(self, *, force: bool, now_ms: int) -> int | None:
+        """Return where the dirty section begins; active segments were closed in one commit."""
         moment = self.shelf.moment(now_ms)
+        known = moment.state.topic(self.topic)
         mark = read_uncleanable(moment.notes(self.topic, self.partition))
-        return may_be_tried(mark, moment.state.topic(self.topic), now_ms)
-
-    def first_dirty_offset(self) -> int:
-        """Return where the dirty section begins."""
-        known = self.shelf.log.known_state.log.topic(self.topic)
+        if not force and not may_be_tried(mark, known, now_ms):
+            return None
         return valid_first_dirty_offset(known.partitions[self.partition])
-
-    def close_active(self, now_ms: int) -> None:
-        """Do nothing: those of all partitions were closed in one commit."""
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         """Plan and begin a round."""

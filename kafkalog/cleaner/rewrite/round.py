@@ -107,7 +107,8 @@ class _SecondPass:
     def clean(self) -> None:
         """Rewrite all groups of segments below the round's end."""
         work, plan, stats = self.work, self.work.plan, self.rules.stats
-        sources = [source for source in work.sources if source.base_offset < work.end]
+        # Segments are rewritten whole, though a full map may have ended the first pass within one.
+        sources = [source for source in work.sources if source.segment < work.end]
         groups = group_segments_by_size(
             sources,
             max_size=plan.config.segment_bytes,

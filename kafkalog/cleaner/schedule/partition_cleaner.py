@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.rewrite.round import clean_round
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
-from kafkalog.cleaner.shelf import CleaningAborted, RoundOrder
+from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError, RoundOrder
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import CommitInDoubtError, KafkaLogError, LockedByBrokerError
 from kafkalog.storage_engine.fs import files
@@ -58,7 +58,7 @@ class PartitionCleaner:
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no delete horizon."""
     waits: bool = False
-    """Whether to wait for another cleaner that has the partition."""
+    """Whether to wait for another cleaner that has the partition, or to go on after it."""
 
     def clean(
         self, topic: str, partition: int, *, force: bool = False, until_clean: bool = False
@@ -89,7 +89,7 @@ class PartitionCleaner:
             stats.error = str(fault)
         except Exception as fault:  # the lock failed, or the topic is gone
             files.pass_on(fault)
-            if not self.shelf.has_topic(topic, topic_id):
+            if self.shelf.topic_id(topic, partition) != topic_id:
                 return None
             stats.error = self._mark(topic, partition, fault)
         finally:
@@ -107,12 +107,10 @@ class PartitionCleaner:
         ):
             if turn is None:
                 return
-            turn.prepare(now_ms)
-            if force:
-                turn.close_active(now_ms)
-            elif not turn.is_due(now_ms):
-                return  # another cleaner has found it uncleanable
-            stats.start_offset = stats.end_offset = turn.first_dirty_offset()
+            first_dirty = turn.begin(force=force, now_ms=now_ms)
+            if first_dirty is None:
+                return
+            stats.start_offset = stats.end_offset = first_dirty
             while True:
                 order = RoundOrder(
                     now_ms=self._now_ms(),
@@ -125,9 +123,15 @@ class PartitionCleaner:
                     only_if_due=not force and not stats.rounds,
                     erased=self.erased,
                 )
-                with turn.round(order) as work:
-                    if work is not None:
-                        clean_round(work)
+                try:
+                    with turn.round(order) as work:
+                        if work is not None:
+                            clean_round(work)
+                except LostRaceError as fault:
+                    if not self.waits:
+                        raise
+                    _log.info("%s-%d: again, as %s", stats.topic, stats.partition, fault)
+                    continue
                 if work is None and not force and not stats.rounds:
                     return  # another cleaner was quicker
                 if work is not None and not stats.compaction_delay_ms:
@@ -148,7 +152,7 @@ class PartitionCleaner:
             raise
         except Exception as fault:  # no error may stop the other partitions
             files.pass_on(fault)
-            if not self.shelf.has_topic(stats.topic, topic_id):
+            if self.shelf.topic_id(stats.topic, stats.partition) != topic_id:
                 raise
             stats.error = self._mark(stats.topic, stats.partition, fault)
 

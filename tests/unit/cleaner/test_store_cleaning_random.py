@@ -19,7 +19,8 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.cleaner.store_copy import copy_segments
@@ -31,10 +32,19 @@ CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 LARGE = 1 << 20
 
 
+class WithoutSyncs(FileSystem):
+    """No power is cut here."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def _without_syncs() -> Iterator[None]:
-    """No power is cut here."""
-    with files.without_syncs():
+    with file_system.replaced(WithoutSyncs()):
         yield
 
 

@@ -13,11 +13,11 @@ LogCleanerManager (rules C24 to C39).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
 
@@ -75,24 +75,16 @@ OBSTACLES: Final = frozenset(
 """What may keep a forced cleaning away from records."""
 
 
-class Part(Protocol):
+@dataclass(frozen=True, slots=True)
+class Part:
     """A segment, whether it is a file or a run of objects; its times may take a read."""
 
-    @property
-    def base_offset(self) -> int:
-        """Its first offset."""
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-
-    @property
-    def largest_timestamp(self) -> int:
-        """The largest timestamp of its records (ms), or else the age of what holds them."""
-
-    @property
-    def first_timestamp(self) -> int:
-        """The largest timestamp of its first batch (ms); -1 for none, less if not recorded."""
+    base_offset: int
+    size: int
+    largest_timestamp: Callable[[], int]
+    """The largest timestamp of its records (ms), or else the age of what holds them."""
+    first_timestamp: Callable[[], int]
+    """The largest timestamp of its first batch (ms); -1 for none, less if not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +241,7 @@ def plan_cleaning(
     lagging = None
     if config.min_compaction_lag_ms > 0:
         for part in dirty:
-            latest_ms = part.largest_timestamp
+            latest_ms = part.largest_timestamp()
             if latest_ms > now_ms - config.min_compaction_lag_ms:
                 lagging = max(part.base_offset, first_dirty), latest_ms
                 uncleanable = min(uncleanable, part.base_offset)
@@ -322,7 +314,7 @@ def _compaction_delay_ms(cleanable: Sequence[Part], config: TopicConfig, now_ms:
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     latest_ms = now_ms - config.max_compaction_lag_ms
-    times = [part.first_timestamp for part in cleanable]
+    times = [part.first_timestamp() for part in cleanable]
     firsts = [latest_ms - 1 if time < layout.NO_TIMESTAMP else time for time in times]
     known = [
         first

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, Protocol
 
 from kafkalog.cleaner.plan import OURS
 
@@ -79,6 +79,9 @@ class Moment(ABC):
 
     `root` is the directory, or the address. Each plan is made on first use.
     """
+
+    verify: ClassVar = "`kafkalog verify {path} {topic}`"
+    """What shows damage of a topic."""
 
     def __init__(self, root: str, state: State, now_ms: int) -> None:
         self.root: Final = root

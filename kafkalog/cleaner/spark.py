@@ -24,7 +24,7 @@ from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs.clock import now_ms
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,7 +53,7 @@ def clean(
     that was cleaned or failed; its `error` has the reason. Raises InvalidInputError for a topic
     that is not compacted, UnknownTopicError, LockedByBrokerError.
     """
-    with open_engine(path, create=False, options=options) as engine:
+    with open_log(path, create=False, options=options) as engine:
         names = _names(engine, topics)
         shelf = shelf_of(engine)
         results, partitions = _chosen(shelf, names, force)
@@ -113,7 +113,7 @@ def _clean_places(
 
     for batch in batches:
         found: list[str] = []
-        with open_engine(root, create=False) as engine:
+        with open_log(root, create=False) as engine:
             for place in batch.column(0).to_pylist():
                 topic, partition = partitions[place]
                 found += [

@@ -124,13 +124,12 @@ def _write_picture(
     from kafkalog.cli.picture.figures import figures
     from kafkalog.cli.picture.page import page
     from kafkalog.storage_engine.fs import clock
-    from kafkalog.storage_engine.place import directory_log_of
 
     counts = Counts()
     if counts_dead:
         with progress("counting what is dead", lambda: len(log.topics())) as advance:
             for name in log.topics() if topic is None else [topic]:
-                counts.count(directory_log_of(log), name)
+                counts.count(log, name)
                 advance(1)
     found = figures(path, log, counts, clock.now_ms(), topic)
     _write(file, page(found, is_live=False))

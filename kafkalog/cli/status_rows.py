@@ -24,7 +24,7 @@ def status_rows(path: str, moment: Moment, topic: str | None = None) -> list[dic
     from kafkalog.cleaner.report.status import statuses
 
     found = [
-        *(_store_rows(moment) if isinstance(moment, ObjectMoment) else _directories(path, moment)),
+        *(_store_rows(moment) if isinstance(moment, ObjectMoment) else _directories(path, moment))
     ]
     for status in statuses(moment, topic):
         known = moment.state.topics[status.topic]

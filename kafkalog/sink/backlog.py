@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.cleaner.plan import is_surely_above_ratio
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -45,7 +45,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:
-        store = shared_engine(options.root)
+        store = shared_log(options.root)
         if not isinstance(store, ReadableDirectory):
             _warn_of_fresh(store, (query_id, options.topic))
             return

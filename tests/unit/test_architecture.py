@@ -73,8 +73,6 @@ MAY_ASK_THE_KIND = {
     "cleaner/directory/pause.py",
     "cleaner/key_index/key_lookup.py",
     "cleaner/shelves.py",
-    "cli/picture/server.py",
-    "cli/status.py",
     "cli/verify.py",
     "datasource/range_reader.py",
     "datasource/read_planner.py",

@@ -6,8 +6,8 @@ import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
+from kafkalog.cleaner.directory.log_to_clean import live_segments, log_to_clean
 from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.plan import BROKERS, COPY, OURS
 from kafkalog.cleaner.shelf import Moment, Piece
@@ -42,6 +42,7 @@ class DirectoryMoment(Moment):
         super().__init__(str(log.root), log.state(), now_ms)
         self.log: Final = log
         self._pins = LivePins(log.root, now_ms)
+        self._segments: dict[tuple[str, int], Sequence[SegmentFiles]] = {}
 
     @cached_property
     def owner(self) -> str:
@@ -81,9 +82,7 @@ class DirectoryMoment(Moment):
 
     def pieces(self, plan: Plan) -> Sequence[Piece]:
         """Return the files that hold a partition's records, ascending."""
-        assert isinstance(plan, LogToClean)
-        segments = plan.segments
-        state = plan.state
+        state, segments = plan.state, self._segments[plan.topic, plan.partition]
         ends = [*(segment.base_offset for segment in segments[1:]), state.high_watermark]
         # Bytes after the committed ones are garbage, or belong to a running commit.
         return [
@@ -116,7 +115,7 @@ class DirectoryMoment(Moment):
     def _directory(self, topic: str, partition: int) -> Path:
         return self.log.partition_directory(topic, partition)
 
-    def _plan(self, topic: str, partition: int) -> LogToClean:
+    def _plan(self, topic: str, partition: int) -> Plan:
         """Plan from the state at the beginning and a listing without a lock.
 
         Where the two do not fit each other, plan from a listing under the lock and its state.
@@ -130,7 +129,7 @@ class DirectoryMoment(Moment):
                     return self._planned(known, partition, directory, segments)
         return self._plan_locked(topic, partition, directory)
 
-    def _plan_locked(self, topic: str, partition: int, directory: Path) -> LogToClean:
+    def _plan_locked(self, topic: str, partition: int, directory: Path) -> Plan:
         """Plan from a listing and a state that fit each other.
 
         Raises StorageError if the active segment has committed bytes and is missing, except in a
@@ -149,13 +148,15 @@ class DirectoryMoment(Moment):
 
     def _planned(
         self, known: TopicState, partition: int, directory: Path, segments: Sequence[SegmentFiles]
-    ) -> LogToClean:
+    ) -> Plan:
+        state = known.partitions[partition]
+        self._segments[known.name, partition] = live_segments(segments, state)
         return log_to_clean(
             known.name,
             partition,
             directory=directory,
             config=TopicConfig.parse(known.config),
-            state=known.partitions[partition],
+            state=state,
             segments=segments,
             now_ms=self.now_ms,
             pinned=self._pins.holder(known.name, known.topic_id, partition),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.log_to_clean import log_to_clean
+from kafkalog.cleaner.directory.log_to_clean import live_segments, log_to_clean
 from kafkalog.cleaner.directory.swap import (
     LiveFiles,
     adjacent_groups,
@@ -44,7 +44,6 @@ from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
 from kafkalog.storage_engine.transactions.transaction_index import aborted_transactions
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
     from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
     from kafkalog.cleaner.shelf import RoundOrder
@@ -170,18 +169,20 @@ class DirectoryRound:
         topic_id: str,
         *,
         snapshot: DirectorySnapshot,
-        plan: LogToClean,
+        plan: Plan,
         load_state: Callable[[], PartitionState],
         load_pins: Callable[[], LivePins],
     ) -> None:
         """`load_state` returns the newest state, and aborts a cleaning that must not continue."""
         self.order = order
-        self.plan: Plan = plan
+        self.plan = plan
         self.snapshot: PartitionSnapshot = snapshot
         self.scratch = snapshot.directory
         self.sources_end = snapshot.state.active_base
         self.sources: Sequence[Source] = [
-            _FileSource(each) for each in plan.segments if each.base_offset < self.sources_end
+            _FileSource(each)
+            for each in live_segments(snapshot.segments, snapshot.state)
+            if each.base_offset < self.sources_end
         ]
         self.end = plan.first_dirty_offset
         self._engine = engine

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.objects.regroup_plan import Decision, fresh_of, plan_regroup
-from kafkalog.cleaner.plan import may_be_tried, plan_cleaning, valid_first_dirty_offset
+from kafkalog.cleaner.plan import Part, may_be_tried, plan_cleaning, valid_first_dirty_offset
 from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.state.notes import StoredNotes
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
+    from kafkalog.storage_engine.object_store.stored_segments import StoredSegment
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 
 class ObjectMoment(Moment):
     """A state of the commit log."""
+
+    verify = "`kafkalog verify {path} {topic} --deep`"  # without it no object is read
 
     def __init__(self, log: ObjectLog, store: StoreState, now_ms: int) -> None:
         super().__init__(str(log.root), store.log, now_ms)
@@ -96,13 +99,18 @@ class ObjectMoment(Moment):
             partition,
             config=TopicConfig.parse(known.config),
             state=held,
-            parts=segments,
+            parts=[_part(segment) for segment in segments],
             clean_bytes=sum(each.size for each in segments if each.base_offset < clean_to),
             total_bytes=sum(each.size for each in segments),
             now_ms=self.now_ms,
             horizon_ms=read_delete_horizon(self.notes(topic, partition), first_dirty),
             fresh_from=next(fresh, layout.INT64_MAX),
         )
+
+
+def _part(segment: StoredSegment) -> Part:
+    times = (lambda: segment.largest_timestamp), (lambda: segment.first_timestamp)
+    return Part(segment.base_offset, segment.size, *times)
 
 
 def live_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:

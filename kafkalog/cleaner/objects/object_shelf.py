@@ -24,7 +24,6 @@ from kafkalog.cleaner.state.uncleanable import (
 )
 from kafkalog.errors import KafkaLogError, UnknownTopicError
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.object_retention import apply_retention
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import Cleaned
 
@@ -173,17 +172,8 @@ class ObjectShelf:
             skips = {number for number, _ in known.present() if is_skipped(name, number, config)}
             if topic in (None, name) and config.is_deleted and len(skips) < len(known.partitions):
                 with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
-                    found += self._retain(name, skips, now_ms)
+                    found += self.log.apply_retention(name, now_ms=now_ms, skips=skips)
         return found
-
-    def _retain(self, topic: str, skips: set[int], now_ms: int) -> list[RetentionStats]:
-        def draft_retention(draft: StoreDraft) -> list[RetentionStats]:
-            draft.topic(topic)
-            return apply_retention(
-                draft, topic, now_ms=now_ms, is_skipped=lambda _, number: number in skips
-            )
-
-        return self.log.change(draft_retention, now_ms=now_ms)
 
     def tidy(self, *, now_ms: int, whole: bool) -> int:
         """Delete objects that nobody needs any more; none is cheap to find."""

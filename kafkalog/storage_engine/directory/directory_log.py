@@ -11,12 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kafkalog.errors import (
-    CorruptLogError,
-    LockedByBrokerError,
-    LogMovedError,
-    StorageError,
-)
+from kafkalog.errors import CorruptLogError, LockedByBrokerError, LogMovedError, StorageError
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.directory import commit, retention, topic_deletion
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
@@ -103,12 +98,7 @@ class DirectoryLog(ReadableDirectory, Log):
 
         def work() -> CommitResult:
             return commit.commit_staged(
-                self,
-                staged,
-                writer=writer,
-                create=create,
-                reset_writer=reset_writer,
-                now_ms=now_ms,
+                self, staged, writer=writer, create=create, reset_writer=reset_writer, now_ms=now_ms
             )
 
         return topic_deletion.with_directories_away(self, work, now_ms=now_ms)

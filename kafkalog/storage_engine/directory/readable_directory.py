@@ -1,4 +1,4 @@
-"""The store of a log directory: what every reader and every writer of it needs.
+"""A log directory as it is read and locked: what every reader and every writer of it needs.
 
 It has the root, the journal and its state, the locks, a transaction, and snapshots of partitions.
 The façade `directory_log.DirectoryLog` adds the acts. A task that reads imports no more than this.

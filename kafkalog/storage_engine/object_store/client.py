@@ -111,11 +111,7 @@ class ObjectClient:
     """One process's client of a log's objects; threads may share it. Names are below the prefix."""
 
     def __init__(
-        self,
-        address: StoreAddress,
-        *,
-        patience_s: float = PATIENCE_S,
-        timeout_s: float = TIMEOUT_S,
+        self, address: StoreAddress, *, patience_s: float = PATIENCE_S, timeout_s: float = TIMEOUT_S
     ) -> None:
         self.address = address
         check_and_note_use(str(address))
@@ -500,10 +496,7 @@ _memory_stores: dict[str, Any] = {}
 
 
 def _opened(
-    address: StoreAddress,
-    silence_s: float,
-    patience_s: float | None,
-    credentials: UsersCredentials,
+    address: StoreAddress, silence_s: float, patience_s: float | None, credentials: UsersCredentials
 ) -> Any:
     """Return obstore's store for an address; without patience it repeats no request.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError, StorageError
@@ -363,15 +363,19 @@ class ObjectLog(Log):
         )
 
     def apply_retention(
-        self, topic: str | None = None, *, now_ms: int | None = None
+        self,
+        topic: str | None = None,
+        *,
+        now_ms: int | None = None,
+        skips: Collection[int] = (),
     ) -> list[RetentionStats]:
-        """Delete what retention does not keep, in one commit; extents go whole."""
+        """Delete what retention does not keep, in one commit, but of the partitions `skips`."""
         at_ms = now_of(now_ms)
 
         def retain(draft: StoreDraft) -> list[RetentionStats]:
             if topic is not None:
                 draft.topic(topic)
-            return apply_retention(draft, topic, now_ms=at_ms)
+            return apply_retention(draft, topic, now_ms=at_ms, skips=skips)
 
         return self.change(retain, now_ms=at_ms)
 

@@ -7,7 +7,7 @@ their object, as a directory takes that of the file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 
 from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -17,13 +17,9 @@ from kafkalog.storage_engine.object_store.stored_segments import StoredSegment, 
 
 
 def apply_retention(
-    draft: StoreDraft,
-    topic: str | None,
-    *,
-    now_ms: int,
-    is_skipped: Callable[[str, int], bool] = lambda topic, partition: False,
+    draft: StoreDraft, topic: str | None, *, now_ms: int, skips: Collection[int] = ()
 ) -> list[RetentionStats]:
-    """Draft the retention of a topic, or of every topic.
+    """Draft the retention of a topic, or of every topic, but of the partitions `skips`.
 
     Returns one entry per partition that loses records.
     """
@@ -33,7 +29,7 @@ def apply_retention(
             continue
         config = TopicConfig.parse(known.config)
         for number, state in known.present():
-            if is_skipped(name, number):
+            if number in skips:
                 continue
             segments = stored_segments(draft.store, known, number)
 

@@ -93,10 +93,7 @@ class _Window:
 
 
 def _opened(
-    state: PartitionState,
-    segments: Sequence[SegmentFiles],
-    place: int,
-    gaps: GapLists | None,
+    state: PartitionState, segments: Sequence[SegmentFiles], place: int, gaps: GapLists | None
 ) -> OpenSegmentFile:
     segment = segments[place]
     is_last = place + 1 == len(segments)

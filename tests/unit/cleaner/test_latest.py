@@ -16,9 +16,10 @@ import pytest
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.latest_records import LatestRecords, find_latest_records
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.spill.spilled import Spilled
+from kafkalog.cleaner.directory.log_to_clean import log_to_clean
+from kafkalog.cleaner.plan import Plan
 from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import StorageError
@@ -103,7 +104,7 @@ def counted(chunk: Chunk) -> npt.NDArray[np.bool_]:
     return counts
 
 
-def plan(engine: DirectoryLog, snapshot: PartitionSnapshot) -> LogToClean:
+def plan(engine: DirectoryLog, snapshot: PartitionSnapshot) -> Plan:
     return log_to_clean(
         "t",
         0,

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.directory.directory_round import _FileSource
+from kafkalog.cleaner.directory.log_to_clean import log_to_clean
+from kafkalog.cleaner.plan import Plan
 from kafkalog.cleaner.rewrite.groups import group_segments_by_size
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
@@ -39,9 +40,7 @@ def dated(directory: Path, base: int, timestamp_ms: int) -> SegmentFiles:
     return found
 
 
-def plan(
-    directory: Path, segments: list[SegmentFiles], now_ms: int = 0, **fields: object
-) -> LogToClean:
+def plan(directory: Path, segments: list[SegmentFiles], now_ms: int = 0, **fields: object) -> Plan:
     config = {
         k.replace("_", "."): str(v) for k, v in fields.items() if not hasattr(PartitionState(), k)
     }

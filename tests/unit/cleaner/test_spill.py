@@ -142,27 +142,27 @@ def test_dirty_and_clean_keys_are_resolved_however_many_share_a_bucket(
     tmp_path: Path, crowded_bits: int, slots: int
 ) -> None:
     rng = np.random.default_rng(slots + crowded_bits)
-    keys = random_hashes(rng, 400, crowded_bits)
-    clean = rng.integers(0, 400, 300)
-    dirty = rng.integers(100, 400, 900)
-    sizes = np.ones(900, dtype=np.int64)
-    offsets = np.arange(300, 1_200)
+    keys = random_hashes(rng, 200, crowded_bits)
+    clean = rng.integers(0, 200, 150)
+    dirty = rng.integers(50, 200, 450)
+    sizes = np.ones(450, dtype=np.int64)
+    offsets = np.arange(150, 600)
     offset_map = OffsetMap(slots)
     spill = Spill(tmp_path, offset_map, lambda: None)
     first = 0
-    while first < 900:
+    while first < 450:
         first, _ = offset_map.put(keys[dirty], sizes, offsets, first=first)
         spill.take_map()
-    for part in np.array_split(np.arange(300), 7):
+    for part in np.array_split(np.arange(150), 7):
         spill.take_clean(keys[clean[part]], part)
     assert spill.key_bytes > 0
-    spilled = spill.resolve(300, 0.9, lambda: None)
+    spilled = spill.resolve(150, 0.9, lambda: None)
     spill.close()
     assert names(tmp_path) == ["kl-spill-kept", "kl-spill-obsolete"]
     latest = {int(key): int(offset) for key, offset in zip(dirty, offsets, strict=True)}
     kept = set(latest.values())
     assert spilled.kept.contains(offsets).tolist() == [o in kept for o in offsets.tolist()]
-    assert spilled.obsolete_clean.contains(np.arange(300)).tolist() == [
+    assert spilled.obsolete_clean.contains(np.arange(150)).tolist() == [
         key in latest for key in clean.tolist()
     ]
     spilled.close()

@@ -32,7 +32,7 @@ from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -666,13 +666,13 @@ def test_a_thread_regroups_and_cleans_what_is_due() -> None:
 def test_the_verb_clean_cleans_a_log_in_an_object_store(
     public: kafkalog.KafkaLog, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = str(public._engine.root)
+    root = str(public._log.root)
     assert clean_verb.command(root, "t", force=True, json=True) == 0
     assert capsys.readouterr().out.count('"recordsKept":') == 2
 
 
 def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog) -> None:
-    log = public._engine
+    log = public._log
     assert isinstance(log, ObjectLog)
     shelf = shelf_of(log)
     failed, partitions = spark_job._chosen(shelf, ["t"], True)
@@ -688,7 +688,7 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
 ) -> None:
     root = new_object_log().root
     options = SinkOptions.parse({"path": root, "topic": "t"})
-    log = shared_engine(options.root)
+    log = shared_log(options.root)
     assert isinstance(log, ObjectLog)
     log.create_topic("t")
     monkeypatch.setattr(backlog, "FRESH_WARNED", 3)

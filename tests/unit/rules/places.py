@@ -119,7 +119,7 @@ class Place(LogBuilder):
     @property
     def engine(self) -> Any:
         """The engine of the log, a directory's or an object store's."""
-        return self.log._engine
+        return self.log._log
 
     def other(self, *, read_only: bool = False) -> KafkaLog:
         """Open the log as another process does; it is closed with this one."""

@@ -139,7 +139,7 @@ def test_records_deleted_before_the_swap_stay_deleted(place: Place) -> None:
     def delete(_: CleanerStats) -> None:
         if not retained:
             other.delete_records("t", 0, 2, now_ms=1)
-            retained.append(other._engine.apply_retention(now_ms=1))
+            retained.append(other._log.apply_retention(now_ms=1))
 
     for stats in place.log.clean(force=True, now_ms=1, progress=delete):
         assert stats.error is None

@@ -162,7 +162,7 @@ def test_only_the_named_topic_is_looked_at(place: Place) -> None:
 def test_a_log_opened_read_only_is_not_retained(place: Place) -> None:
     filled(place, hours=1, retention_ms=1)
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        place.other(read_only=True)._engine.apply_retention(now_ms=at(10**6))
+        place.other(read_only=True)._log.apply_retention(now_ms=at(10**6))
 
 
 # --- readers -------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
-from kafkalog.cleaner.plan import Plan, plan_cleaning, valid_first_dirty_offset
+from kafkalog.cleaner.plan import Part, Plan, plan_cleaning, valid_first_dirty_offset
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.storage_engine.format import layout
@@ -18,40 +18,6 @@ from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.locate import header_at
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.segment.segments import SegmentFiles
-
-
-@dataclass(frozen=True, slots=True)
-class LogToClean(Plan):
-    """The plan of a partition in a directory, with its files."""
-
-    directory: Path
-    segments: tuple[SegmentFiles, ...]
-    """The live segments that reach above the log start, ascending, the active one last."""
-
-
-@dataclass(frozen=True, slots=True)
-class _FilePart:
-    """A segment in a file, whose times are read from it."""
-
-    files: SegmentFiles
-
-    @property
-    def base_offset(self) -> int:
-        return self.files.base_offset
-
-    @property
-    def size(self) -> int:
-        return self.files.size
-
-    @property
-    def largest_timestamp(self) -> int:
-        return largest_timestamp(self.files, self.files.size)
-
-    @property
-    def first_timestamp(self) -> int:
-        with files.open_stream(self.files.log) as file:
-            header = header_at(FileBytes(file.fileno()), 0, self.files.size)
-        return layout.NO_TIMESTAMP if header is None else header.max_timestamp
 
 
 def log_to_clean(
@@ -65,41 +31,47 @@ def log_to_clean(
     now_ms: int,
     pinned: tuple[int, int] = (layout.INT64_MAX, 0),
     is_awaited: bool = False,
-) -> LogToClean:
+) -> Plan:
     """Plan the cleaning of a partition in a directory, as `plan_cleaning` does."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
     first_dirty = valid_first_dirty_offset(state)
     clean_bytes = sum(
         s.size for s in segments if s.base_offset < min(first_dirty, state.active_base)
     )
-    segments = _wanted(segments, state)
+    segments = live_segments(segments, state)
     # The horizons of segments that a broker has cleaned are unknown until they are read.
     has_foreign = any(
         s.size and s.base_offset < min(first_dirty, state.listed_from, state.active_base)
         for s in segments
     )
-    notes = DirectoryNotes(directory)
-    plan = plan_cleaning(
+    return plan_cleaning(
         topic,
         partition,
         config=config,
         state=state,
-        parts=[_FilePart(segment) for segment in segments],
+        parts=[_part(segment) for segment in segments],
         clean_bytes=clean_bytes,
         total_bytes=total,
         now_ms=now_ms,
         pinned=pinned,
-        horizon_ms=read_delete_horizon(notes, first_dirty),
+        horizon_ms=read_delete_horizon(DirectoryNotes(directory), first_dirty),
         is_horizon_due=has_foreign and not (directory / layout.DELETE_HORIZON).exists(),
         is_awaited=is_awaited,
     )
-    known = {each.name: getattr(plan, each.name) for each in fields(plan)}
-    return LogToClean(**known, directory=directory, segments=segments)
 
 
-def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[SegmentFiles, ...]:
+def _part(segment: SegmentFiles) -> Part:
+    def first_timestamp() -> int:
+        with files.open_stream(segment.log) as file:
+            header = header_at(FileBytes(file.fileno()), 0, segment.size)
+        return layout.NO_TIMESTAMP if header is None else header.max_timestamp
+
+    latest = partial(largest_timestamp, segment, segment.size)
+    return Part(segment.base_offset, segment.size, latest, first_timestamp)
+
+
+def live_segments(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:
     """Leave out uncommitted segments, and those below the log start: retention deletes them."""
     committed = [s for s in segments if s.base_offset <= state.active_base]
     start = state.log_start_offset
-    first = max(0, bisect_right([s.base_offset for s in committed], start) - 1)
-    return tuple(committed[first:])
+    return committed[max(0, bisect_right([s.base_offset for s in committed], start) - 1) :]

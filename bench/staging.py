@@ -31,7 +31,7 @@ import pyarrow as pa
 
 import kafkalog
 from bench import LESS, Side, compare_figures, in_turn, program, report
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import shared_log, shared_readable
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
@@ -112,7 +112,7 @@ def measure(directory: Path, rounds: int) -> Found:
         for is_ours in in_turn(turn, [True, False]):
             if is_ours:
                 messages = found.staging.time(partial(stage_all, turn), is_counted=is_counted)
-                commit = shared_engine(directory / "log").commit
+                commit = shared_log(directory / "log").commit
                 writer = Writer(WRITER, "t", turn)
                 found.commit.time(partial(commit, messages, writer=writer), is_counted=is_counted)
                 found.staged_bytes = sum(file.size for each in messages for file in each.files)
@@ -142,7 +142,7 @@ def task_rows(task: int) -> pa.RecordBatch:
 
 def stage(root: Path, batch_id: int, task: int, rows: pa.RecordBatch) -> StagedMessage:
     """Do what a task of the sink does with its rows."""
-    log = shared_store(root, read_only=True)
+    log = shared_readable(root, read_only=True)
     writer = StagedWriter(
         log,
         log.state(),

@@ -113,11 +113,11 @@ def copy(
     from kafkalog.storage_engine.copying import copy as copying
     from kafkalog.storage_engine.fs import files
     from kafkalog.storage_engine.log.log import now_of
-    from kafkalog.storage_engine.place import open_engine
+    from kafkalog.storage_engine.place import open_log
 
     with (
-        open_engine(source, read_only=True, create=False, options=source_options) as origin,
-        open_engine(destination, options=destination_options) as target,
+        open_log(source, read_only=True, create=False, options=source_options) as origin,
+        open_log(destination, options=destination_options) as target,
     ):
         at_ms = now_of(now_ms)
         told = files.users_call(progress)

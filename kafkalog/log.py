@@ -17,7 +17,7 @@ from weakref import WeakSet
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.log.log import now_of, only_in_directory
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class KafkaLog:
             )
         if cleaner and read_only:
             raise InvalidInputError("a log opened read-only cannot run a cleaner: drop one of both")
-        self._engine = open_engine(path, read_only=read_only, create=create, options=options)
+        self._log = open_log(path, read_only=read_only, create=create, options=options)
         self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
@@ -108,8 +108,8 @@ class KafkaLog:
             from kafkalog.cleaner.schedule.manager import check_cleanable
             from kafkalog.cleaner.schedule.thread import CleanerThread
 
-            check_cleanable(self._engine)
-            self._cleaner = CleanerThread(self._engine, self._config, clock=clock.now_ms)
+            check_cleanable(self._log)
+            self._cleaner = CleanerThread(self._log, self._config, clock=clock.now_ms)
             self._cleaner.start()
 
     @property
@@ -118,7 +118,7 @@ class KafkaLog:
 
         Raises InvalidInputError for a log in an object store.
         """
-        root = self._engine.root
+        root = self._log.root
         if not isinstance(root, Path):
             raise only_in_directory(root)
         return root
@@ -142,18 +142,18 @@ class KafkaLog:
         With `exist_ok` an existing topic is returned as it is. Raises InvalidInputError for a name
         that Kafka forbids, an unknown config, or an existing topic. Kafka: Admin.createTopics.
         """
-        return self._engine.create_topic(name, partitions, config, exist_ok=exist_ok, now_ms=now_ms)
+        return self._log.create_topic(name, partitions, config, exist_ok=exist_ok, now_ms=now_ms)
 
     def topics(self) -> list[str]:
         """Return the names of all topics, sorted."""
-        return self._engine.topics()
+        return self._log.topics()
 
     def describe(self, name: str) -> TopicState:
         """Return a topic's id, config and partitions.
 
         Raises UnknownTopicError. Kafka: Admin.describeTopics.
         """
-        return self._engine.describe(name)
+        return self._log.describe(name)
 
     def alter_topic(
         self,
@@ -172,7 +172,7 @@ class KafkaLog:
         UnknownTopicError, and InvalidInputError for an unknown config or value, and for a number
         that does not grow. Kafka: Admin.incrementalAlterConfigs, Admin.createPartitions.
         """
-        return self._engine.alter_topic(
+        return self._log.alter_topic(
             name, config, partitions, keys_may_move=keys_may_move, now_ms=now_ms
         )
 
@@ -183,11 +183,11 @@ class KafkaLog:
         log for writing, or by the cleaner. The call waits until a cleaning of the topic lets go.
         Raises UnknownTopicError. Kafka: Admin.deleteTopics.
         """
-        self._engine.delete_topic(name, now_ms=now_ms)
+        self._log.delete_topic(name, now_ms=now_ms)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """Return {partition: (log start offset, high watermark)}; raises UnknownTopicError."""
-        return self._engine.offsets(topic)
+        return self._log.offsets(topic)
 
     def append(self, topic: str, records: Any, *, now_ms: int | None = None) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
@@ -207,7 +207,7 @@ class KafkaLog:
         UnknownTopicError, and InvalidInputError for any other form and for a record that the topic
         does not take.
         """
-        return self._engine.append(topic, records, now_ms=now_ms)
+        return self._log.append(topic, records, now_ms=now_ms)
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
@@ -220,7 +220,7 @@ class KafkaLog:
         CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
         appended then. Kafka: UnifiedLog.appendAsFollower.
         """
-        return self._engine.append_raw(topic, partition, source, now_ms=now_ms)
+        return self._log.append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
@@ -233,8 +233,8 @@ class KafkaLog:
         """
         from kafkalog.storage_engine.writing.record_producer import Producer
 
-        self._engine.check_writable()
-        producer = Producer(self._engine, topic, batch_size=batch_size, linger_ms=linger_ms)
+        self._log.check_writable()
+        producer = Producer(self._log, topic, batch_size=batch_size, linger_ms=linger_ms)
         self._producers.add(producer)
         return producer
 
@@ -247,7 +247,7 @@ class KafkaLog:
         retention. Raises InvalidInputError unless `cleanup.policy` has delete, and
         OffsetOutOfRangeError, which names the valid range. Kafka: Admin.deleteRecords.
         """
-        return self._engine.delete_records(topic, partition, before, now_ms=now_ms)
+        return self._log.delete_records(topic, partition, before, now_ms=now_ms)
 
     def read(
         self,
@@ -267,7 +267,7 @@ class KafkaLog:
         up to the high watermark. Raises UnknownTopicError, CorruptBatchError, and
         OffsetOutOfRangeError, which names the valid range. Kafka: isolation.level.
         """
-        return self._engine.read(
+        return self._log.read(
             topic,
             partition,
             start,
@@ -296,7 +296,7 @@ class KafkaLog:
 
         budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
         return latest_view.latest_of_topic(
-            self._engine,
+            self._log,
             topic,
             partition=partition,
             include_headers=include_headers,
@@ -316,7 +316,7 @@ class KafkaLog:
         """
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 
-        with KeyLookup(self._engine, topic) as lookup:
+        with KeyLookup(self._log, topic) as lookup:
             return lookup.get(key, partition=partition)
 
     def offset_for_time(
@@ -328,7 +328,7 @@ class KafkaLog:
         the record with the largest timestamp. A record that readers of the isolation level do not
         see yet gives None. Raises UnknownTopicError. Kafka: Admin.listOffsets, KIP-734.
         """
-        return self._engine.offset_for_time(topic, ms, isolation_level=isolation_level)
+        return self._log.offset_for_time(topic, ms, isolation_level=isolation_level)
 
     def clean(
         self,
@@ -350,7 +350,7 @@ class KafkaLog:
         from kafkalog.cleaner.schedule import manager
 
         return manager.clean_and_retain(
-            self._engine,
+            self._log,
             topic,
             force=force,
             now_ms=now_ms,
@@ -366,7 +366,7 @@ class KafkaLog:
         self._check_open()
         from kafkalog.cleaner.report.status import status
 
-        return status(self._engine, _clock(now_ms)())
+        return status(self._log, _clock(now_ms)())
 
     def explain(self, topic: str | None = None, *, now_ms: int | None = None) -> list[Explanation]:
         """Say in sentences why each partition, of a topic or of all, is or is not being cleaned.
@@ -376,7 +376,7 @@ class KafkaLog:
         self._check_open()
         from kafkalog.cleaner.report.explain import explain
 
-        return explain(self._engine, topic, _clock(now_ms)())
+        return explain(self._log, topic, _clock(now_ms)())
 
     def erase(
         self,
@@ -403,7 +403,7 @@ class KafkaLog:
 
         self._check_open()
         return erase(
-            self._engine,
+            self._log,
             topic,
             ErasedKeys(keys),
             now=now,
@@ -433,7 +433,7 @@ class KafkaLog:
 
         self._check_open()
         return find_occurrences(
-            self._engine,
+            self._log,
             topic,
             ErasedKeys(keys),
             clock=_clock(now_ms),
@@ -461,12 +461,12 @@ class KafkaLog:
         if self._cleaner is not None:
             self._cleaner.stop()
             self._cleaner = None
-        self._engine.close()
+        self._log.close()
         self._is_closed = True
 
     def __reduce__(self) -> NoReturn:
         raise InvalidInputError(
-            f"{self._engine.root}: an open log cannot be pickled or copied (expected its path). "
+            f"{self._log.root}: an open log cannot be pickled or copied (expected its path). "
             "Give the path to the task or process, and call kafkalog.open(path) there."
         )
 
@@ -474,18 +474,18 @@ class KafkaLog:
     def _told_faults(self) -> Iterator[None]:
         """Raise a StorageError for an error of the system, and say so where the log is gone."""
         try:
-            with files.disk_faults(Path(self._engine.root)):
+            with files.disk_faults(Path(self._log.root)):
                 yield
         except KafkaLogError as fault:
             try:
-                self._engine.check_is_here()
+                self._log.check_is_here()
             except KafkaLogError as gone:
                 raise gone from fault
             raise
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise InvalidInputError(f"{self._engine.root}: the log is closed: open it again to ask")
+            raise InvalidInputError(f"{self._log.root}: the log is closed: open it again to ask")
 
 
 def _clock(now_ms: int | None) -> Callable[[], int]:

@@ -47,7 +47,7 @@ class CleanerMetrics:
     def __init__(
         self, log: Log | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._engine = log if isinstance(log, Log) else log._engine
+        self._engine = log if isinstance(log, Log) else log._log
         self._cleaner = cleaner
         self._clock = clock
         self._since_ms = clock()

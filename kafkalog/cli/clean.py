@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.log.log import Log
 
-EXAMPLES: Final = (
-    "kafkalog clean /data/shop",
-    "kafkalog clean /data/shop stock --force --json",
-)
+EXAMPLES: Final = ("kafkalog clean /data/shop", "kafkalog clean /data/shop stock --force --json")
 
 
 def command(

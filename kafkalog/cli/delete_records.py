@@ -35,8 +35,7 @@ def command(
         ),
     ],
     partition: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="With --before -1 it is all by default."),
+        int | None, typer.Option(min=0, metavar="N", help="With --before -1 it is all by default.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
     from kafkalog.cli.environment.check import Check
 
-EXAMPLES: Final = (
-    "kafkalog doctor /data/shop",
-    "kafkalog doctor --json",
-)
+EXAMPLES: Final = ("kafkalog doctor /data/shop", "kafkalog doctor --json")
 _STYLES: Final[dict[str, Style]] = {"fine": "green", "advice": "yellow", "wrong": "red"}
 
 

@@ -53,8 +53,7 @@ def command(
         bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
     ] = False,
     max_bytes: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning."),
+        int, typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning.")
     ] = 2**31 - 1,
     json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
     raw: Annotated[

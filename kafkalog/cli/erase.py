@@ -67,8 +67,7 @@ def command(
     ] = None,
     key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Repeatable.")] = None,
     keys_from: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="One key per line; empty lines are skipped."),
+        Path | None, typer.Option(metavar="FILE", help="One key per line; empty lines are skipped.")
     ] = None,
     encoding: Annotated[Encoding, typer.Option(help="Of the keys.")] = Encoding.UTF8,
     now: Annotated[

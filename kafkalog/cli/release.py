@@ -35,8 +35,7 @@ _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 def command(
     path: LogPath,
     topic_ids: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="The topic ids of the broker's cluster."),
+        Path | None, typer.Option(metavar="FILE", help="The topic ids of the broker's cluster.")
     ] = None,
     meta_properties: Annotated[
         Path | None,

@@ -24,18 +24,14 @@ from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import note, print_line
 
-EXAMPLES: Final = (
-    "kafkalog ui /data/shop",
-    "kafkalog ui /data/shop --port 0 --no-count",
-)
+EXAMPLES: Final = ("kafkalog ui /data/shop", "kafkalog ui /data/shop --port 0 --no-count")
 _PORT: Final = 8686
 
 
 def command(
     path: ReadablePath,
     port: Annotated[
-        int,
-        typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any free port."),
+        int, typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any free port.")
     ] = _PORT,
     count: Annotated[
         bool | None,

@@ -33,10 +33,7 @@ if TYPE_CHECKING:
 
     from kafkalog.inspection.finding import Finding
 
-EXAMPLES: Final = (
-    "kafkalog verify /data/shop",
-    "kafkalog verify /data/shop stock --deep --json",
-)
+EXAMPLES: Final = ("kafkalog verify /data/shop", "kafkalog verify /data/shop stock --deep --json")
 
 
 def command(

@@ -25,9 +25,7 @@ _MARKER: Final = bytes.fromhex("b1d3f7a98ec4e25f")
 _HEADER_SIZE: Final = 5
 """A zero byte and a schema id of four bytes, as in io.confluent.kafka.serializers
 .AbstractKafkaSchemaSerDe."""
-_PRIMITIVE: Final = {
-    *("null", "boolean", "int", "long", "float", "double", "bytes", "string"),
-}
+_PRIMITIVE: Final = {*("null", "boolean", "int", "long", "float", "double", "bytes", "string")}
 _PLACE: Final = ("topic", "partition", "offset")
 _HOW: Final = (
     'Decode the bodies: kafkalog.value_columns(frame.withColumn("value", expr("substring(value, '

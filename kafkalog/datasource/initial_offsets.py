@@ -53,7 +53,7 @@ class InitialOffsets:
     fault: InvalidInputError | None
 
     @classmethod
-    def find(cls, store: ReadableLog, options: SourceOptions, state: State) -> InitialOffsets:
+    def find(cls, log: ReadableLog, options: SourceOptions, state: State) -> InitialOffsets:
         """Look up the starts; missing topics have none, and are the `fault`."""
         missing = options.subscription.missing_topics(state)
         fault: InvalidInputError | None = options.subscription.missing_fault(state)
@@ -67,7 +67,7 @@ class InitialOffsets:
         # Kafka's numbers for the two ends of a log are not times, since the ends move.
         starts = {partition: time for partition, time in times.items() if time in _ENDS}
         times = {partition: times[partition] for partition in times.keys() - starts.keys()}
-        found = offsets_for_times(store, times, isolation_level=options.isolation_level)
+        found = offsets_for_times(log, times, isolation_level=options.isolation_level)
         unmatched = sorted(partition for partition, offset in found.items() if offset is None)
         starts |= {p: LATEST if offset is None else offset for p, offset in found.items()}
         if fault is None and unmatched and options.non_matching == "error":

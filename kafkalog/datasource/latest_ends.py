@@ -27,8 +27,8 @@ _PAUSE_S: Final = 0.1
 class LatestEnds:
     """Looks up the ends; costs one small read while nothing is committed."""
 
-    def __init__(self, store: ReadableLog, options: SourceOptions) -> None:
-        self._store = store
+    def __init__(self, log: ReadableLog, options: SourceOptions) -> None:
+        self._log = log
         self._options = options
         self._state: State | None = None
         self._ends: Offsets = {}
@@ -44,7 +44,7 @@ class LatestEnds:
         Raises DataLossError for a topic that was subscribed to, read, and deleted;
         UnknownTopicError.
         """
-        state, options = self._store.state(), self._options
+        state, options = self._log.state(), self._options
         if state is not self._state:
             subscription = options.subscription
             missing = subscription.missing_topics(state)
@@ -57,7 +57,7 @@ class LatestEnds:
                         _LOGGER.warning("going on without missing topics: %s", ", ".join(missing))
             self._ends = options.latest_offsets(subscription, state)
             ids = {name: state.topics[name].topic_id for name in {p.topic for p in self._ends}}
-            was = {} if self._store.is_brokers else self._ids  # a broker's id may come late
+            was = {} if self._log.is_brokers else self._ids  # a broker's id may come late
             self._recreated |= {name for name in ids if was.get(name, ids[name]) != ids[name]}
             self._ids |= ids
             self._missing = missing
@@ -92,7 +92,7 @@ class LatestEnds:
         A broker that has just started reports an old high watermark, and the checkpoint of the
         query may know a later one. After two minutes the query continues anyway.
         """
-        if not self._store.is_brokers or not self._is_behind(ends):
+        if not self._log.is_brokers or not self._is_behind(ends):
             return
         _LOGGER.warning("waiting for the broker, whose checkpoint is older than the query's")
         deadline = time.monotonic() + _WAIT_S
@@ -100,9 +100,9 @@ class LatestEnds:
             time.sleep(_PAUSE_S)
 
     def _is_behind(self, ends: Offsets) -> bool:
-        state = self._store.state()
+        state = self._log.state()
         return any(
-            self._options.latest_offset(held) < end and self._store.is_live(*partition)
+            self._options.latest_offset(held) < end and self._log.is_live(*partition)
             for partition, end in ends.items()
             if (held := held_partition(partition, state)) is not None
         )
@@ -140,7 +140,7 @@ class LatestEnds:
             # If the partition is gone, the next trigger reports it.
             with (
                 contextlib.suppress(InvalidInputError),
-                self._store.snapshot(*partition, known_end=known[partition]) as snapshot,
+                self._log.snapshot(*partition, known_end=known[partition]) as snapshot,
             ):
                 found[partition] = min(snapshot.state.high_watermark, known[partition])
         return found

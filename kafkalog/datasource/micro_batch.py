@@ -52,11 +52,7 @@ class TriggerDelay:
     """The time of the last batch that was let through (epoch ms)."""
 
     def holds_back(
-        self,
-        begin: Mapping[TopicPartition, int],
-        end: Mapping[TopicPartition, int],
-        *,
-        now_ms: int,
+        self, begin: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], *, now_ms: int
     ) -> bool:
         """Return whether the batch from `begin` to `end` must wait; store the time if not.
 

@@ -52,7 +52,7 @@ def driver_name() -> str:
 
 @contextlib.contextmanager
 def held_pin(
-    store: ReadableDirectory, driver: str, *, is_changelog: bool = False
+    log: ReadableDirectory, driver: str, *, is_changelog: bool = False
 ) -> Iterator[Pin | None]:
     """Yield the pin of the action that this task belongs to, and hold it.
 
@@ -60,35 +60,33 @@ def held_pin(
     Raises StorageError and CorruptLogError.
     """
     action = _action(driver)
-    if action is None or not (store.root / layout.COMMIT).exists():
+    if action is None or not (log.root / layout.COMMIT).exists():
         yield None
         return
     with contextlib.ExitStack() as held:
         if is_changelog:
-            hold_changelog(store.root, held)
-        found = pin(store.root, action, store.state, clock.now_ms(), held=held)
+            hold_changelog(log.root, held)
+        found = pin(log.root, action, log.state, clock.now_ms(), held=held)
         held.enter_context(renewed(None if found is None else found.path))
         yield found
 
 
-def pin_ends(store: ReadableDirectory, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
+def pin_ends(log: ReadableDirectory, ends: Offsets, held: contextlib.ExitStack) -> Path | None:
     """Pin the log at the given ends for later tasks, and hold the pin until `held` is closed.
 
     Returns None if the root is not writable or a cleaner has passed all ends.
     """
-    if not (store.root / layout.COMMIT).exists() or not _not_passed(store.state(), ends):
+    if not (log.root / layout.COMMIT).exists() or not _not_passed(log.state(), ends):
         return None
     action = Action(driver_name(), f"ends {uuid.uuid4().hex}")
     with contextlib.suppress(StorageError):
-        found = pin(
-            store.root, action, lambda: _as_of(store.state(), ends), clock.now_ms(), held=held
-        )
+        found = pin(log.root, action, lambda: _as_of(log.state(), ends), clock.now_ms(), held=held)
         return None if found is None else found.path
     return None
 
 
 def as_pinned(
-    store: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
+    log: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, options: SourceOptions
 ) -> OffsetRange | None:
     """Return a range with an open end as of the pin; None if the partition did not exist then.
 
@@ -99,7 +97,7 @@ def as_pinned(
     if pin is None:
         return wanted
     topic, number = wanted.partition
-    topic_id = store.describe(topic).topic_id
+    topic_id = log.describe(topic).topic_id
     held = pin.partition(topic, topic_id, number)
     if held is None:
         if pin.topics.get(topic, (topic_id,))[0] != topic_id:

@@ -89,23 +89,23 @@ class RangeReader:
         from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
         with contextlib.ExitStack() as opened:
-            store = ReadableDirectory(
+            log = ReadableDirectory(
                 self.options.directories, read_only=True, create=False, is_task=True
             )
-            opened.enter_context(store)
+            opened.enter_context(log)
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))
             elif partition.range.to_latest:
                 is_changelog = not self.options.latest_view
-                pin = opened.enter_context(held_pin(store, self.driver, is_changelog=is_changelog))
-            yield from self._read_range(store, partition.range, pin, partition)
-            for range_ in _added(store, partition, pin, self.options):
-                yield from self._read_range(store, range_, pin, partition)
+                pin = opened.enter_context(held_pin(log, self.driver, is_changelog=is_changelog))
+            yield from self._read_range(log, partition.range, pin, partition)
+            for range_ in _added(log, partition, pin, self.options):
+                yield from self._read_range(log, range_, pin, partition)
 
     def _read_range(
         self,
-        store: ReadableDirectory,
+        log: ReadableDirectory,
         range_: OffsetRange,
         pin: Pin | None,
         partition: OffsetRangePartition,
@@ -114,10 +114,10 @@ class RangeReader:
         is_snapshot = isinstance(partition, SnapshotPartition)
         with contextlib.ExitStack() as opened:
             try:
-                wanted = as_pinned(store, range_, pin, self.options)
+                wanted = as_pinned(log, range_, pin, self.options)
                 if wanted is None:
                     return
-                snapshot = opened.enter_context(self._snapshot(store, wanted, pin, is_snapshot))
+                snapshot = opened.enter_context(self._snapshot(log, wanted, pin, is_snapshot))
             except MomentPassedError:
                 raise
             except InvalidInputError as error:
@@ -210,7 +210,7 @@ class RangeReader:
                 del left[0]
 
     def _snapshot(
-        self, store: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
+        self, log: ReadableDirectory, wanted: OffsetRange, pin: Pin | None, is_snapshot: bool
     ) -> PartitionSnapshot:
         """Open the partition; a view of the latest records needs a snapshot of the whole partition.
 
@@ -222,7 +222,7 @@ class RangeReader:
         deadline = time.monotonic() + (_CLEANER_WAIT_S if is_whole else 0)
         while True:
             try:
-                return store.snapshot(
+                return log.snapshot(
                     topic,
                     number,
                     whole=is_whole,
@@ -231,7 +231,7 @@ class RangeReader:
                     check=refuse_passed(wanted, pin, self.options),
                 )
             except MomentPassedError:
-                state = store.describe(topic).partitions[number]
+                state = log.describe(topic).partitions[number]
                 is_at_work = state.cleaning_offset > state.first_dirty_offset
                 if not is_at_work or time.monotonic() >= deadline:
                     raise
@@ -315,10 +315,7 @@ class RangeReader:
 
 
 def _added(
-    store: ReadableDirectory,
-    partition: OffsetRangePartition,
-    pin: Pin | None,
-    options: SourceOptions,
+    log: ReadableDirectory, partition: OffsetRangePartition, pin: Pin | None, options: SourceOptions
 ) -> Iterator[OffsetRange]:
     """Yield the ranges of partitions that a topic got after the read was planned, as of the pin.
 
@@ -326,7 +323,7 @@ def _added(
     Raises it with `partitioner=murmur2` too: the plan chose partitions by their old count.
     """
     name = partition.range.partition.topic
-    if partition.known is None or (topic := store.state().topics.get(name)) is None:
+    if partition.known is None or (topic := log.state().topics.get(name)) is None:
         return
     for number in topic.numbers():
         added = TopicPartition(name, number)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def offsets_for_times(
-    store: ReadableLog, times: Mapping[TopicPartition, int], *, isolation_level: str
+    log: ReadableLog, times: Mapping[TopicPartition, int], *, isolation_level: str
 ) -> dict[TopicPartition, int | None]:
     """Return the offset of the first record since each time (epoch ms); None without one.
 
@@ -32,13 +32,13 @@ def offsets_for_times(
     """
     found: dict[TopicPartition, int | None] = {}
     for partition, time in times.items():
-        place = offset_for_time(store, partition.topic, partition.partition, time, isolation_level)
+        place = offset_for_time(log, partition.topic, partition.partition, time, isolation_level)
         found[partition] = None if place is None else place.offset
     return found
 
 
 def starting_offsets(
-    store: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
+    log: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
     """Return the start of each assigned partition; -2 if no option gives it.
 
@@ -50,7 +50,7 @@ def starting_offsets(
     if options.starting_time is None:
         return options.batch_start.offsets(wanted, option="startingOffsets")
     times = options.starting_time.times(wanted, option=_by_time(options.starting_time, "starting"))
-    found = offsets_for_times(store, times, isolation_level=options.isolation_level)
+    found = offsets_for_times(log, times, isolation_level=options.isolation_level)
     starts: Offsets = {}
     for partition, offset in found.items():
         if offset is None and options.non_matching == "error":
@@ -72,7 +72,7 @@ def no_offset_matched(
 
 
 def ending_offsets(
-    store: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
+    log: ReadableLog, options: SourceOptions, assigned: Iterable[TopicPartition]
 ) -> Offsets:
     """Return the end of each assigned partition; -1 if no option gives it.
 
@@ -83,8 +83,8 @@ def ending_offsets(
     if options.ending_time is None:
         return options.batch_end.offsets(wanted, option="endingOffsets")
     times = options.ending_time.times(wanted, option=_by_time(options.ending_time, "ending"))
-    state = store.state()  # before the look-up, which may see later records
-    found = offsets_for_times(store, times, isolation_level=options.isolation_level)
+    state = log.state()  # before the look-up, which may see later records
+    found = offsets_for_times(log, times, isolation_level=options.isolation_level)
     return {
         p: options.latest_offset(state.topic(p.topic).partitions[p.partition])
         if offset is None

@@ -46,7 +46,7 @@ class HeldViews:
         self._ends: Offsets = {}
         self._held = contextlib.ExitStack()
 
-    def hold(self, store: ReadableDirectory, begin: Offsets, ends: Offsets) -> None:
+    def hold(self, log: ReadableDirectory, begin: Offsets, ends: Offsets) -> None:
         """Pin the ends of the partitions that a micro-batch from `begin` is the first to read.
 
         Earlier ends are released. Nothing is held if the log cannot be pinned.
@@ -54,8 +54,8 @@ class HeldViews:
         self.release()
         self._ends = {p: end for p, end in ends.items() if is_unread(p, begin)}
         if self._ends:
-            self.pin = pin_ends(store, self._ends, self._held)
-            self.are_passed = are_passed(store.state(), self._ends)
+            self.pin = pin_ends(log, self._ends, self._held)
+            self.are_passed = are_passed(log.state(), self._ends)
 
     def holds(self, ends: Offsets) -> bool:
         """Return whether all these ends are held."""
@@ -68,7 +68,7 @@ class HeldViews:
 
 
 def split_off_snapshots(
-    store: ReadableDirectory, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
+    log: ReadableDirectory, held: HeldViews, begin: Offsets, ranges: Sequence[OffsetRange]
 ) -> tuple[list[SnapshotPartition], list[OffsetRange]]:
     """Return the partitions whose view is read, with their ends held, and the other ranges.
 
@@ -78,7 +78,7 @@ def split_off_snapshots(
     changes = [range_ for range_ in ranges if not is_unread(range_.partition, begin)]
     ends = {range_.partition: range_.end for range_ in views}
     if not held.holds(ends):  # a repeated micro-batch of an earlier run
-        held.hold(store, begin, ends)
+        held.hold(log, begin, ends)
     if held.are_passed:
         _LOGGER.warning(
             "view=latest: a cleaner has gone beyond the end of this micro-batch, so keys with "

@@ -28,16 +28,16 @@ SPLIT_BYTES: Final = 128 << 20
 
 
 def task_ranges(
-    store: ReadableDirectory, options: SourceOptions, ranges: list[OffsetRange]
+    log: ReadableDirectory, options: SourceOptions, ranges: list[OffsetRange]
 ) -> list[OffsetRange]:
     """Split resolved ranges: by the options, as in Spark, or else by bytes."""
     if options.min_partitions is None and options.max_records_per_partition is None:
-        return [piece for range_ in ranges for piece in split_by_bytes(store, range_)]
+        return [piece for range_ in ranges for piece in split_by_bytes(log, range_)]
     return split_ranges(ranges, options.min_partitions, options.max_records_per_partition)
 
 
 def split_by_bytes(
-    store: ReadableDirectory, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
+    log: ReadableDirectory, range_: OffsetRange, max_bytes: int = SPLIT_BYTES
 ) -> list[OffsetRange]:
     """Split a range into pieces of about equal size, at most `max_bytes` on disk.
 
@@ -48,13 +48,13 @@ def split_by_bytes(
     if range_.size <= 0:
         return []
     topic, number = range_.partition
-    state = held_partition(range_.partition, store.state())
+    state = held_partition(range_.partition, log.state())
     if state is None:
         return [range_]
     if range_.bounds[0] >= state.active_base and state.active_size <= max_bytes:
         return [range_]
     try:
-        segments = list_segments(store.partition_directory(topic, number))
+        segments = list_segments(log.partition_directory(topic, number))
     except (FileNotFoundError, StorageError):
         return [range_]  # retired meanwhile; the task reads what is there then
     segments = [segment for segment in segments if segment.base_offset <= state.active_base]

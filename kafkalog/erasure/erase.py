@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
-from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
 from kafkalog.erasure.store_erasure import StoreErasure
 from kafkalog.erasure.topic_files import (
@@ -47,6 +46,7 @@ from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.cleaner.shelf import Moment, Shelf
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -129,22 +129,20 @@ def erase(
     partitions = sorted(number for number in touched if number is not None)
     deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
     erased = keys if now else None
-    if isinstance(engine, ObjectLog):
-        store = StoreErasure(engine, topic, before, clock=clock, config=config)
-        cleanings = store.clean(partitions, erased, partial(_tell, progress))
+    store = (
+        StoreErasure(engine, topic, before, clock=clock) if isinstance(engine, ObjectLog) else None
+    )
+    shelf = shelf_of(engine)
+    if store is None:
+        shelf.prepare(topic, now_ms=clock())
     else:
-        cleanings = _clean(
-            directory_log_of(engine),
-            topic,
-            partitions,
-            erased=erased,
-            clock=clock,
-            config=config,
-            progress=progress,
-        )
+        store.prepare(partitions)
+    cleanings = _clean(
+        shelf, topic, partitions, erased=erased, clock=clock, config=config, progress=progress
+    )
     engine.sweep_staged(now_ms=clock())
     manager.retain(engine, topic, now_ms=clock())
-    if isinstance(engine, ObjectLog):
+    if store is not None:
         store.remove_dropped(partitions, now=now, wait=wait)
     else:
         retired = {one.file.partition for one in before.files if _is_retired(one)}
@@ -207,7 +205,7 @@ def _latest(
 
 
 def _clean(
-    engine: DirectoryLog,
+    shelf: Shelf,
     topic: str,
     partitions: list[int],
     *,
@@ -216,12 +214,11 @@ def _clean(
     config: CleanerConfig,
     progress: Progress,
 ) -> list[CleanerStats]:
-    heal_first_dirty_offsets(engine, now_ms=clock())
     cleanings: list[CleanerStats] = []
     for number in partitions:
-        size = _bytes_to_clean(engine, topic, number, clock())
+        size = _bytes_to_clean(shelf.moment(clock()), topic, number)
         cleaner = PartitionCleaner(
-            engine=engine,
+            shelf=shelf,
             now_ms=clock(),
             clock=clock,
             config=config,
@@ -239,13 +236,13 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
     progress("cleaning", stats.map_bytes_read + stats.bytes_read, of)
 
 
-def _bytes_to_clean(engine: DirectoryLog, topic: str, partition: int, now_ms: int) -> int:
+def _bytes_to_clean(moment: Moment, topic: str, partition: int) -> int:
     try:
-        log = DirectoryMoment(engine, now_ms).plan(topic, partition)
+        plan = moment.plan(topic, partition)
     except (OSError, KafkaLogError) as raised:
         files.pass_on(raised)
         return 0  # its cleaning reports the reason
-    return log.clean_bytes + 2 * (log.cleanable_bytes + log.uncleanable_bytes)
+    return plan.clean_bytes + 2 * (plan.cleanable_bytes + plan.uncleanable_bytes)
 
 
 def _is_retired(occurrences: FileOccurrences) -> bool:

@@ -1,8 +1,7 @@
-"""Clean the erased keys out of a log in an object store, and delete the objects that had them.
+"""The objects of a log in an object store that had erased keys: regroup and delete them.
 
 Fresh objects with records of these partitions are regrouped, since only segment objects are
-cleaned. Another cleaner may be quicker at any time: then it is tried again upon what that one has
-written. The swaps drop the objects that had the keys. A collector deletes them after
+cleaned. The swaps drop the objects that had the keys. A collector deletes them after
 `file.delete.delay.ms`; an erasure that waits for that time, or must not wait, does it itself.
 
 A cleaner that was killed before its swap leaves orphans, and so does an erasure before its commit.
@@ -14,10 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.schedule import store_manager
-from kafkalog.cleaner.schedule.scratch_partition import closed_extents
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
-from kafkalog.cleaner.schedule.throttle import Throttler
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import (
@@ -29,9 +25,6 @@ from kafkalog.storage_engine.object_store.object_log import APPEND
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.occurrences import Occurrences
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import StoreState
@@ -47,29 +40,18 @@ class StoreErasure:
         before: Occurrences,
         *,
         clock: Callable[[], int],
-        config: CleanerConfig,
     ) -> None:
         """`before` are the occurrences that were found first; the clock returns epoch ms."""
         self._log = log
         self._topic = topic
         self._topic_id = log.describe(topic).topic_id
         self._clock = clock
-        self._config = config
         self._holders = {str(one.file.path) for one in before.files if not one.is_clear}
         """Objects that have the keys, or may have them."""
         self._orphans = {*_left_by_cleaners(before), *_left_by_erasures(before)}
 
-    def clean(
-        self,
-        partitions: Sequence[int],
-        erased: ErasedKeys | None,
-        progress: Callable[[int, CleanerStats], None],
-    ) -> list[CleanerStats]:
-        """Regroup and clean the partitions; tombstones of `erased` keys go at once.
-
-        `progress` receives how many bytes a cleaning has to read, and its growing figures. Raises
-        StorageError, CommitInDoubtError.
-        """
+    def prepare(self, partitions: Sequence[int]) -> None:
+        """Close the active segments, and regroup the fresh objects; raises StorageError."""
 
         def chosen(state: StoreState) -> list[str]:
             found = [name for name in fresh_objects(state) if self._is_chosen(state, name, wanted)]
@@ -77,55 +59,12 @@ class StoreErasure:
             return found
 
         wanted = {(self._topic_id, number) for number in partitions}
-        store_manager.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
-        store_manager.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
-        found = [self._clean(number, erased, progress) for number in partitions]
-        return [stats for stats in found if stats is not None]
+        upkeep.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
+        upkeep.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
 
     def _is_chosen(self, state: StoreState, name: str, wanted: set[tuple[str, int]]) -> bool:
         places = {(each.topic_id, each.partition) for each in state.objects[name].extents}
         return name in self._holders or not wanted.isdisjoint(places)
-
-    def _clean(
-        self,
-        number: int,
-        erased: ErasedKeys | None,
-        progress: Callable[[int, CleanerStats], None],
-    ) -> CleanerStats | None:
-        """Clean a partition, again as long as another process takes objects away meanwhile."""
-        while True:
-            closed = self._closed(number)
-            swept = self._log.known_state.swept
-
-            def tell(stats: CleanerStats, of: int = 2 * sum(closed.values())) -> None:
-                progress(of, stats)
-
-            now_ms = self._clock()
-            cleaning = StoredCleaning(
-                log=self._log,
-                now_ms=now_ms,
-                clock=self._clock,
-                config=self._config,
-                progress=tell,
-                throttler=Throttler(self._config.io_max_bytes_per_second),
-                erased=erased,
-            )
-            with self._log.claim(f"{self._topic_id}-{number}", now_ms=now_ms):
-                stats = cleaning.clean(self._topic, number, force=True)
-            if stats is not None:
-                self._holders.update(closed)
-                return stats
-            if self._closed(number) == closed and self._log.known_state.swept == swept:
-                return None
-
-    def _closed(self, number: int) -> dict[str, int]:
-        """Return the sizes, by name, of the segment objects of a partition to be cleaned now."""
-        state = self._log.store_state()
-        known = state.log.topics.get(self._topic)
-        if known is None or known.topic_id != self._topic_id:
-            return {}
-        names = [name for name, _ in closed_extents(state, self._topic, number)]
-        return {name: state.objects[name].size for name in names}
 
     def remove_dropped(
         self, partitions: Sequence[int], *, now: bool, wait: Callable[[int], None] | None

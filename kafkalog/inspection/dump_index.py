@@ -97,11 +97,7 @@ def _offset_entries(
 
 
 def _time_entries(
-    path: Path,
-    base_offset: int,
-    found: Found,
-    batches: _Batches | None,
-    options: DumpOptions,
+    path: Path, base_offset: int, found: Found, batches: _Batches | None, options: DumpOptions
 ) -> Iterator[Entry]:
     before = layout.NO_TIMESTAMP
     for number, (timestamp, relative_offset) in enumerate(found):

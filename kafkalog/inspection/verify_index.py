@@ -41,12 +41,7 @@ class _IndexCheck(ABC):
     dtype: ClassVar[np.dtype[np.void]]
 
     def __init__(
-        self,
-        path: Path,
-        base_offset: int,
-        data: bytes | None = None,
-        *,
-        is_exact: bool = True,
+        self, path: Path, base_offset: int, data: bytes | None = None, *, is_exact: bool = True
     ) -> None:
         """Read a file, unless its content is given; `is_exact` is False for a broker's."""
         self.path = path

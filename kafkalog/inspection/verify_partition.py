@@ -242,9 +242,7 @@ def _segment(partition: PartitionFiles, opened: _Opened, log: LogCheck) -> Itera
     )
     log.transactions.forget_below(opened.first_wanted)
     transactions = log.transactions.begin(
-        segment.transaction_index,
-        base,
-        is_ours=opened.is_active and opened.state is not None,
+        segment.transaction_index, base, is_ours=opened.is_active and opened.state is not None
     )
     # Adoption takes a broker's indexes as they are.
     is_exact = opened.state is not None and base >= opened.state.listed_from

@@ -18,10 +18,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.plan import least_dirty_ratio
+from kafkalog.cleaner.plan import is_surely_above_ratio
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -45,7 +45,7 @@ def warn_of_backlog(options: SinkOptions, query_id: str, now_ms: int) -> None:
     if options.topic is None or (query_id, options.topic) in _warned:
         return
     try:
-        store = shared_engine(options.root)
+        store = shared_log(options.root)
         if not isinstance(store, ReadableDirectory):
             _warn_of_fresh(store, (query_id, options.topic))
             return
@@ -107,7 +107,7 @@ def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: in
                 ),
                 default=0,
             )
-        if least_dirty_ratio(partition, end) > config.min_cleanable_dirty_ratio:
+        if is_surely_above_ratio(config, partition, end):
             found.append(number)
     return found
 
@@ -115,10 +115,8 @@ def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: in
 def dirty_partitions(topic: TopicState) -> list[int]:
     """Return the partitions whose closed segments are dirty past the topic's ratio."""
     config = TopicConfig.parse(topic.config)
-    if not config.is_compacted:
-        return []
     return [
         number
         for number, partition in topic.present()
-        if least_dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
+        if config.is_compacted and is_surely_above_ratio(config, partition, partition.active_base)
     ]

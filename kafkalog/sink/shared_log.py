@@ -30,8 +30,8 @@ _opened: dict[
 """By (root, class, read only): the journal's device and inode, and the opened log."""
 
 
-def shared_engine(root: Path | StoreAddress) -> Log:
-    """Return the shared engine of a log, which is created if it is missing. Never close it.
+def shared_log(root: Path | StoreAddress) -> Log:
+    """Return the shared log at a place, which is created if it is missing. Never close it.
 
     Closing it would sync what a relaxed topic leaves unsynced. Raises the errors of `DirectoryLog`.
     """
@@ -42,8 +42,8 @@ def shared_engine(root: Path | StoreAddress) -> Log:
     return _shared(root, DirectoryLog, read_only=False)
 
 
-def shared_store(root: Path | StoreAddress, *, read_only: bool = False) -> ReadableLog:
-    """Return the shared store of a log, which is created if it is missing. Never close it.
+def shared_readable(root: Path | StoreAddress, *, read_only: bool = False) -> ReadableLog:
+    """Return the shared log at a place, for what only reads it. Never close it.
 
     Tasks pass `read_only`: they may run on another host than the writers of the journal. Raises the
     errors of `ReadableDirectory`.
@@ -94,7 +94,7 @@ def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
     journal, known = _opened.pop(place, (None, None))
     found = _journal(root)
     # Open the log again if its journal is another file, as after a restore from a copy, if there is
-    # no journal, or if the directory was a broker's. Open an engine again while a topic deletion is
+    # no journal, or if the directory was a broker's. Open a written log again while a deletion is
     # under way: opening it moves the deleted directories away.
     is_kept = found is not None and found == journal
     if (

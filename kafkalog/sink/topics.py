@@ -5,14 +5,14 @@ from __future__ import annotations
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import shared_log, shared_readable
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import TopicState
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
-    state = shared_store(options.root).state()
+    state = shared_readable(options.root).state()
     if options.topic is None:
         return
     known = state.topics.get(options.topic)
@@ -25,7 +25,7 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
         )
     if known is None:
         new = options.new_topic
-        shared_engine(options.root).create_topic(
+        shared_log(options.root).create_topic(
             options.topic, new.partitions, new.config, exist_ok=True
         )
 

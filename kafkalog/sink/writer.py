@@ -33,7 +33,7 @@ from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import read_plan, sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
-from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_engine, shared_store
+from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_log, shared_readable
 from kafkalog.sink.topics import options_without_effect, prepare_topic
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
@@ -147,7 +147,7 @@ class _LogWriter:
                 if batch.num_rows == 0:
                     continue
                 if staging is None:
-                    log = self.seen or shared_store(self.options.root, read_only=True)
+                    log = self.seen or shared_readable(self.options.root, read_only=True)
                     staging = StagedWriter(
                         log,
                         log.state(),
@@ -184,7 +184,7 @@ class _LogWriter:
         """Commit what tasks have staged; `sent` are requests that were sent only to do so."""
         staged = [message.staged for message in messages if message and message.staged]
         before = requests_of(self.options.root)
-        result = shared_engine(self.options.root).commit(
+        result = shared_log(self.options.root).commit(
             staged,
             writer=writer,
             create=self.options.created,
@@ -236,7 +236,7 @@ class _LogWriter:
         if run is None:
             return
         try:
-            shared_engine(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
+            shared_log(self.options.root).abort(staged, writer=writer, prefix=prefix, run=run)
         except (KafkaLogError, OSError) as fault:
             files.pass_on(fault)
             _log.warning(
@@ -256,7 +256,7 @@ class _LogWriter:
             )
         if not self.options.given_for_topics:
             return
-        topics = shared_engine(self.options.root).state().topics
+        topics = shared_log(self.options.root).state().topics
         written = {name for m in messages if m and m.staged for name in m.staged.topic_ids}
         for name in sorted(written & topics.keys()):
             differing = options_without_effect(self.options, topics[name])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
 
 
-def open_engine(
+def open_log(
     place: Place,
     *,
     read_only: bool = False,
@@ -107,17 +107,17 @@ class OpenedLog(Protocol):
     """The log that `kafkalog.open` returns, as the rooms below it see it."""
 
     @property
-    def _engine(self) -> Log: ...
+    def _log(self) -> Log: ...
 
 
 def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
-    """Return the engine of a directory's log that `kafkalog.open` returned; an engine is its own.
+    """Return the log of a directory that `kafkalog.open` has opened, or this one itself.
 
     Raises InvalidInputError for a log in an object store.
     """
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
-    engine = log if isinstance(log, Log) else log._engine
-    if isinstance(engine, DirectoryLog):
-        return engine
-    raise only_in_directory(engine.root)
+    found = log if isinstance(log, Log) else log._log
+    if isinstance(found, DirectoryLog):
+        return found
+    raise only_in_directory(found.root)

@@ -16,7 +16,7 @@ import pytest
 import kafkalog
 from kafkalog.errors import CorruptJournalError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import shared_log, shared_readable
 from kafkalog.storage_engine.directory import pins, staged_directory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, host
@@ -212,8 +212,8 @@ def test_a_place_that_may_not_be_looked_into_is_named_to_whoever_asks(shared: Pa
         lambda: kafkalog.open(f"{path},{path}2"),
         lambda: kafkalog.open(shared / "whole" / "new"),
         lambda: address.log_directories({"path": str(path)}),
-        lambda: shared_engine(path),
-        lambda: shared_store(path, read_only=True),
+        lambda: shared_log(path),
+        lambda: shared_readable(path, read_only=True),
     ]
     with as_nobody():
         for ask in asked:

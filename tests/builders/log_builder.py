@@ -43,7 +43,7 @@ class LogBuilder:
     def engine(self) -> DirectoryLog:
         """The engine of the log; in an object store it can do less."""
         opened = self._opened
-        return opened._engine if isinstance(opened, KafkaLog) else opened
+        return opened._log if isinstance(opened, KafkaLog) else opened
 
     @property
     def log(self) -> KafkaLog:

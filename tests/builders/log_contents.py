@@ -169,4 +169,4 @@ def _segment_file(engine: DirectoryLog, base: int, suffix: str) -> bytes:
 def _engine(log: Log) -> Any:
     if isinstance(log, Path):
         return DirectoryLog(log, read_only=True)
-    return log._engine if isinstance(log, KafkaLog) else log
+    return log._log if isinstance(log, KafkaLog) else log

@@ -17,7 +17,7 @@ from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.sink.views.table_view import KTableView
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.address import StoreAddress
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.object_store_proxy import StoreProxy
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -33,7 +33,7 @@ class Place:
 
     def log(self) -> Log:
         """Open it; it is created if it is missing."""
-        return open_engine(self.path, options=self.options)
+        return open_log(self.path, options=self.options)
 
     def rows(self, spark: Any, topic: str = "t", **options: str) -> list[tuple[Any, ...]]:
         """Return what a batch read gives."""

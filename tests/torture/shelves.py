@@ -374,7 +374,7 @@ def _retained(log: KafkaLog, now_ms: int) -> list[RetentionStats]:
 
 
 def _engine(log: KafkaLog) -> Log:
-    return log._engine
+    return log._log
 
 
 class _FileTimes:

@@ -72,12 +72,7 @@ KINDS = {"DirectoryLog", "ReadableDirectory", "ObjectLog", "PolledLog", "directo
 MAY_ASK_THE_KIND = {
     "cleaner/directory/pause.py",
     "cleaner/key_index/key_lookup.py",
-    "cleaner/schedule/manager.py",
-    "cleaner/schedule/scratch_partition.py",
     "cleaner/shelves.py",
-    "cleaner/spark.py",
-    "cli/picture/server.py",
-    "cli/status.py",
     "cli/verify.py",
     "datasource/range_reader.py",
     "datasource/read_planner.py",

@@ -17,7 +17,7 @@ from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_tha
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
 
 
@@ -37,7 +37,7 @@ class SegmentCensus:
 
 
 def census(
-    snapshot: DirectorySnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
+    snapshot: PartitionSnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
 ) -> list[SegmentCensus]:
     """Count the dead records of each segment, from the log start up to the last stable offset.
 
@@ -45,7 +45,7 @@ def census(
     them. Raises CorruptBatchError, StorageError, and what `check_abort` raises between runs.
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
-    bases = np.array([segment.base_offset for segment in snapshot.segments], dtype=np.int64)
+    bases = np.array([each.base_offset for each in snapshot.whole_segments()], dtype=np.int64)
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
     found = _Sums(bases)
     tombstones = np.zeros(len(bases), dtype=np.int64)
@@ -90,7 +90,7 @@ class _Sums:
         self._live_bytes = np.zeros(len(bases), dtype=np.float64)
         self._is_counted = False
 
-    def add_latest(self, snapshot: DirectorySnapshot, start: int, end: int, latest: Int64s) -> None:
+    def add_latest(self, snapshot: PartitionSnapshot, start: int, end: int, latest: Int64s) -> None:
         for chunk in snapshot.chunks(start, end):
             table = chunk.table
             table = table.select(

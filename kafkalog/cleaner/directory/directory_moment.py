@@ -1,4 +1,4 @@
-"""A log in a directory at one time; each plan is made on first use."""
+"""A log in a directory at one time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
+from kafkalog.cleaner.directory.log_to_clean import live_segments, log_to_clean
 from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.plan import BROKERS, COPY, OURS
-from kafkalog.cleaner.shelf import Piece
+from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.pins import LivePins
@@ -34,17 +34,15 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 
-class DirectoryMoment:
+class DirectoryMoment(Moment):
     """The state and the pins at one time, and what the files say after it."""
 
     def __init__(self, log: DirectoryLog, now_ms: int) -> None:
         """Load the state, and the pins."""
+        super().__init__(str(log.root), log.state(), now_ms)
         self.log: Final = log
-        self.root: Final = str(log.root)
-        self.state: Final = log.state()
-        self.now_ms: Final = now_ms
         self._pins = LivePins(log.root, now_ms)
-        self._made: dict[tuple[str, int], LogToClean] = {}
+        self._segments: dict[tuple[str, int], Sequence[SegmentFiles]] = {}
 
     @cached_property
     def owner(self) -> str:
@@ -61,13 +59,6 @@ class DirectoryMoment:
     def has_topic(self, name: str, topic_id: str) -> bool:
         """Return whether a topic exists still."""
         return self.log.has_topic(name, topic_id)
-
-    def plan(self, topic: str, partition: int) -> LogToClean:
-        """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
-        made = self._made.get((topic, partition))
-        if made is None:
-            made = self._made[topic, partition] = self._plan(topic, partition)
-        return made
 
     def notes(self, topic: str, partition: int) -> DirectoryNotes:
         """Return what the cleanings of a partition have left."""
@@ -91,8 +82,7 @@ class DirectoryMoment:
 
     def pieces(self, plan: Plan) -> Sequence[Piece]:
         """Return the files that hold a partition's records, ascending."""
-        segments = self.plan(plan.topic, plan.partition).segments
-        state = plan.state
+        state, segments = plan.state, self._segments[plan.topic, plan.partition]
         ends = [*(segment.base_offset for segment in segments[1:]), state.high_watermark]
         # Bytes after the committed ones are garbage, or belong to a running commit.
         return [
@@ -125,7 +115,7 @@ class DirectoryMoment:
     def _directory(self, topic: str, partition: int) -> Path:
         return self.log.partition_directory(topic, partition)
 
-    def _plan(self, topic: str, partition: int) -> LogToClean:
+    def _plan(self, topic: str, partition: int) -> Plan:
         """Plan from the state at the beginning and a listing without a lock.
 
         Where the two do not fit each other, plan from a listing under the lock and its state.
@@ -139,7 +129,7 @@ class DirectoryMoment:
                     return self._planned(known, partition, directory, segments)
         return self._plan_locked(topic, partition, directory)
 
-    def _plan_locked(self, topic: str, partition: int, directory: Path) -> LogToClean:
+    def _plan_locked(self, topic: str, partition: int, directory: Path) -> Plan:
         """Plan from a listing and a state that fit each other.
 
         Raises StorageError if the active segment has committed bytes and is missing, except in a
@@ -158,13 +148,15 @@ class DirectoryMoment:
 
     def _planned(
         self, known: TopicState, partition: int, directory: Path, segments: Sequence[SegmentFiles]
-    ) -> LogToClean:
+    ) -> Plan:
+        state = known.partitions[partition]
+        self._segments[known.name, partition] = live_segments(segments, state)
         return log_to_clean(
             known.name,
             partition,
             directory=directory,
             config=TopicConfig.parse(known.config),
-            state=known.partitions[partition],
+            state=state,
             segments=segments,
             now_ms=self.now_ms,
             pinned=self._pins.holder(known.name, known.topic_id, partition),

@@ -51,27 +51,17 @@ _HOUR_MS: Final = 3_600_000
 _SMALLEST: Final = 64 << 10
 """Below this size all segment objects are of one class."""
 
-REST, REGROUP = "rest", "regroup"
-
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The next act, its reason, and the figures that decided."""
+    """Whether to regroup, why, and the figures that decided."""
 
-    act: str
-    """`rest` or `regroup`."""
+    is_due: bool
     code: str
     """A word for programs: the rule that decided."""
     reason: str
     """One sentence."""
     figures: Mapping[str, float] = field(default_factory=dict)
-    until_ms: int | None = None
-    """When the decision changes without new records (epoch ms), if that is known."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether there is something to do."""
-        return self.act != REST
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +95,7 @@ def plan_regroup(fresh: Fresh, *, now_ms: int, is_awaited: bool = False) -> Deci
     `is_awaited` says that a partition is due to be cleaned and has fresh records.
     """
     if not fresh.count:
-        return Decision(REST, "none", "There are no fresh objects.")
+        return Decision(False, "none", "There are no fresh objects.")
     age_ms = max(0, now_ms - fresh.oldest_ms)
     # Half the time to the next object, as no one knows when in it this plan is made. A partition
     # that one object alone touches counts half: later objects may never share its PUTs.
@@ -127,23 +117,19 @@ def plan_regroup(fresh: Fresh, *, now_ms: int, is_awaited: bool = False) -> Deci
     costs = f"reads of them cost {read_cost:.2g} $ so far, and a regroup {write_cost:.2g} $"
     if fresh.count >= FRESH_MAX:
         text = f"There are {fresh.count} fresh objects, and {FRESH_MAX} is the limit."
-        return Decision(REGROUP, "limit", text, figures)
+        return Decision(True, "limit", text, figures)
     if is_awaited:
         text = "A partition with fresh records is due to be cleaned."
-        return Decision(REGROUP, "awaited", text, figures)
+        return Decision(True, "awaited", text, figures)
     if age_ms < YOUNGEST_MS:
         text = f"The oldest fresh object is {age_ms // 1000} s old, and 60 s is the least."
-        return Decision(REST, "young", text, figures, fresh.oldest_ms + YOUNGEST_MS)
+        return Decision(False, "young", text, figures)
     if age_ms >= OLDEST_MS:
-        return Decision(REGROUP, "old", "The oldest fresh object is a day old.", figures)
+        return Decision(True, "old", "The oldest fresh object is a day old.", figures)
     if read_cost >= write_cost:
         text = f"The fresh objects have waited long enough: {costs}."
-        return Decision(REGROUP, "reads", text, figures)
-    missing_ms = (write_cost - read_cost) / READ_PRICE / fresh.count
-    until_ms = min(fresh.oldest_ms + OLDEST_MS, now_ms + int(missing_ms) + 1)
-    return Decision(
-        REST, "cheap", f"Fresh objects are cheaper to read: {costs}.", figures, until_ms
-    )
+        return Decision(True, "reads", text, figures)
+    return Decision(False, "cheap", f"Fresh objects are cheaper to read: {costs}.", figures)
 
 
 def mergeable(sizes: Sequence[int | None]) -> tuple[int, int]:

@@ -117,7 +117,7 @@ def _explained(partition: int, at: Judged) -> Explanation:
 
 def _unreadable(moment: Moment, topic: str, partition: int, fault: Exception) -> Explanation:
     text = f"It cannot be read: {fault_reason(fault)}."
-    remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
+    remedy = f"{moment.verify} shows what is damaged"
     finding = _with_names(Reason("unreadable", text, remedy, is_obstacle=True), moment, topic)
     return Explanation(topic, partition, False, (finding,))
 
@@ -163,8 +163,8 @@ def _uncleanable(at: Judged) -> Reason:
     return Reason(
         "uncleanable",
         f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
-        "`kafkalog verify {path} {topic}` shows damage; once the reason is gone, a cleaning "
-        "with --force does not wait",
+        f"{at.moment.verify} shows damage; once the reason is gone, a cleaning with --force does "
+        "not wait",
         mark.retry_at_ms if is_retried else None,
     )
 

@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
 def open_readable(path: str) -> Log:
     """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
-    from kafkalog.storage_engine.place import open_engine
+    from kafkalog.storage_engine.place import open_log
 
     _check_log(path)
-    return open_engine(path, read_only=True, create=False)
+    return open_log(path, read_only=True, create=False)
 
 
 def open_writable(path: str, *, create: bool = False) -> Log:
     """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
-    from kafkalog.storage_engine.place import open_engine
+    from kafkalog.storage_engine.place import open_log
 
     if not create:
         _check_log(path)
-    log = open_engine(path, create=create)
+    log = open_log(path, create=create)
     log.check_writable()
     return log
 

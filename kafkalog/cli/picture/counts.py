@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kafkalog.cleaner.dedup.census import SegmentCensus
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 _BUDGET_BYTES: Final = 64 << 20
 _REST: Final = 10
@@ -58,7 +58,7 @@ class Counts:
 
     def count(
         self,
-        log: DirectoryLog,
+        log: ReadableLog,
         topic: str | None = None,
         check_abort: Callable[[], None] = lambda: None,
     ) -> None:
@@ -84,7 +84,7 @@ class Counts:
                 self._counted.pop(place, None)
 
     def _count(
-        self, log: DirectoryLog, place: tuple[str, int], check_abort: Callable[[], None]
+        self, log: ReadableLog, place: tuple[str, int], check_abort: Callable[[], None]
     ) -> None:
         known = self._counted.get(place)
         started = time.monotonic()
@@ -101,7 +101,7 @@ class Counts:
 
 
 def count_partition(
-    snapshot: DirectorySnapshot, check_abort: Callable[[], None] = lambda: None
+    snapshot: PartitionSnapshot, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
     """Return the dead records of each segment of a snapshot, by base offset."""
     from kafkalog.cleaner.dedup.census import census
@@ -110,10 +110,12 @@ def count_partition(
     return {one.base_offset: one for one in found}
 
 
-def _identity(snapshot: DirectorySnapshot) -> tuple[tuple[int, int], ...]:
+def _identity(snapshot: PartitionSnapshot) -> tuple[tuple[int, int], ...]:
     state = snapshot.state
     sizes = [
-        (s.base_offset, s.size) for s in snapshot.segments if s.base_offset < state.active_base
+        (each.base_offset, each.limit)
+        for each in snapshot.whole_segments()
+        if each.base_offset < state.active_base
     ]
     ends = (
         (state.active_base, state.active_size),

@@ -24,10 +24,8 @@ from kafkalog.cli.picture.page import CONTENT_SECURITY, figures_json, page
 from kafkalog.cli.picture.records import records_page
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs import clock
-from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.log.log import Log
 
 HOST: Final = "127.0.0.1"
@@ -70,10 +68,7 @@ def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Se
     workers = [threading.Thread(target=server.serve_forever, name="kafkalog-ui", daemon=True)]
     if counts_dead:
         work = threading.Thread(
-            target=_count,
-            args=(directory_log_of(log), counts, stopped),
-            name="kafkalog-ui-counts",
-            daemon=True,
+            target=_count, args=(log, counts, stopped), name="kafkalog-ui-counts", daemon=True
         )
         workers.append(work)
     for worker in workers:
@@ -88,7 +83,7 @@ def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Se
         server.server_close()
 
 
-def _count(log: DirectoryLog, counts: Counts, stopped: threading.Event) -> None:
+def _count(log: Log, counts: Counts, stopped: threading.Event) -> None:
     def check_abort() -> None:
         if stopped.is_set():
             raise _Stopped

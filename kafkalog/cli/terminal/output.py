@@ -166,11 +166,7 @@ def _cell(value: object) -> str:
 
 @contextlib.contextmanager
 def progress(
-    title: str,
-    total: Callable[[], int | None],
-    *,
-    is_bytes: bool = False,
-    is_wanted: bool = True,
+    title: str, total: Callable[[], int | None], *, is_bytes: bool = False, is_wanted: bool = True
 ) -> Iterator[Callable[[int], None]]:
     """Show a bar on a terminal, with `total()` (None: unknown); yield a function to advance it."""
     if not is_wanted or not is_terminal(sys.stderr):

@@ -53,10 +53,7 @@ class RecordFormat:
     """
 
     def __init__(
-        self,
-        text: str,
-        encode: Encode | None = None,
-        show: Callable[[str], str] | None = None,
+        self, text: str, encode: Encode | None = None, show: Callable[[str], str] | None = None
     ) -> None:
         self._encode = encode
         self._show = show

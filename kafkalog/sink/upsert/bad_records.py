@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.query import EndOffsets
-from kafkalog.sink.shared_log import shared_engine, shared_store
+from kafkalog.sink.shared_log import shared_log, shared_readable
 from kafkalog.sink.upsert.rows import REASON
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
@@ -124,7 +124,7 @@ class BadRecords:
                 "the upsert path=, the log of the topic."
             )
         self._check_topic(end_offsets)
-        known = shared_store(self._place).state().topics.get(self.topic)
+        known = shared_readable(self._place).state().topics.get(self.topic)
         if known is not None and TopicConfig.parse(known.config).needs_keys:
             raise InvalidInputError(
                 f"on_bad_record: topic {self.topic} is compacted (expected cleanup.policy=delete, "
@@ -204,8 +204,8 @@ class BadRecords:
         letters = letters.select(
             "key", "value", "timestamp", F.concat(*theirs, ours).alias("headers")
         )
-        engine = shared_engine(self._place)
-        engine.create_topic(self.topic, config=_KEEPS_ALL, exist_ok=True)
+        log = shared_log(self._place)
+        log.create_topic(self.topic, config=_KEEPS_ALL, exist_ok=True)
         # The numbers of plans have no order: each but the last one is new.
         once = {"txnAppId": writer, "txnVersion": str(plan), "resetWriter": "true"}
         options = {**self.options, "path": self.path, "topic": self.topic, **once}

@@ -53,10 +53,7 @@ def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
 
 
 def latest_rows(
-    rows: DataFrame,
-    record: Sequence[str],
-    parts: int | None = None,
-    keys: Sequence[str] = ("key",),
+    rows: DataFrame, record: Sequence[str], parts: int | None = None, keys: Sequence[str] = ("key",)
 ) -> DataFrame:
     """Return the latest row per key, which the columns `keys` make.
 

@@ -25,12 +25,7 @@ from typing import TYPE_CHECKING, TypedDict
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
 from kafkalog.sink.plan import other_ends, sync_plan
-from kafkalog.sink.query import (
-    EndOffsets,
-    MicroBatch,
-    end_offsets_of_driver,
-    micro_batch_of_driver,
-)
+from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, micro_batch_of_driver
 from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows

@@ -38,12 +38,7 @@ class Generations:
         files.make_directories(self.root)
         earlier = sorted(self.query_ids())
         about = json.dumps(
-            {
-                "topic": topic,
-                "topic_id": topic_id,
-                "query_ids": earlier,
-                "was_emptied": was_emptied,
-            }
+            {"topic": topic, "topic_id": topic_id, "query_ids": earlier, "was_emptied": was_emptied}
         )
         files.write_atomically(self.root / f"{number}.json", about.encode())
         files.make_directory(self.path(number))
@@ -76,14 +71,7 @@ class Generations:
             earlier = [str(query_id) for query_id in about.get("query_ids", [])]
             was_emptied = about.get("was_emptied") is True
             return str(about["topic"]), str(about["topic_id"]), earlier, was_emptied
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            RecursionError,
-        ) as fault:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
             raise InvalidInputError(
                 f"{path}: it should say which topic the view's checkpoint {number} reads, but "
                 f"cannot be read ({fault!r}); is this the checkpoint of a view?"

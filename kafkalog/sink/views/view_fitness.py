@@ -51,10 +51,7 @@ def recreation(
 
 
 def reason_to_rebuild(
-    target: Upsert,
-    generations: Generations,
-    topic: TopicState,
-    now_ms: int,
+    target: Upsert, generations: Generations, topic: TopicState, now_ms: int
 ) -> str | None:
     """Return why the current generation cannot continue; None if it can. There must be one."""
     number = generations.current()

@@ -28,11 +28,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, overload
 
-from kafkalog.errors import (
-    InvalidInputError,
-    LockedByBrokerError,
-    StorageError,
-)
+from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import (
     FoundPartitions,

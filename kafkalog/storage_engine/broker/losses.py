@@ -113,10 +113,7 @@ def _lost_first(
 
 
 def _holes(
-    directory: Path,
-    segments: Sequence[SegmentFiles],
-    checkpointed: Checkpointed,
-    log_start: int,
+    directory: Path, segments: Sequence[SegmentFiles], checkpointed: Checkpointed, log_start: int
 ) -> Iterator[Loss]:
     cleaned_to = checkpointed.first_dirty or 0
     if cleaned_to == 0 and checkpointed.is_always_compacted:

@@ -79,11 +79,7 @@ class _Repair:
         self._retire_orphans({segment.base_offset for segment in live})
         self._repair_rest()
         return replace(
-            self._loaded,
-            state=self.state,
-            aborted=None,
-            recovered=(),
-            damage=tuple(self._damage),
+            self._loaded, state=self.state, aborted=None, recovered=(), damage=tuple(self._damage)
         )
 
     def _drop_later(self, found: list[SegmentFiles]) -> list[SegmentFiles]:

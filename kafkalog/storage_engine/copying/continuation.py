@@ -102,12 +102,7 @@ def check_partition(
 
 
 def _check_end(
-    source: Log,
-    destination: Log,
-    wanted: PartitionToCopy,
-    first: int,
-    *,
-    is_cleaned: bool,
+    source: Log, destination: Log, wanted: PartitionToCopy, first: int, *, is_cleaned: bool
 ) -> None:
     """Compare what both have at the destination's end, from offset `first` on."""
     ours, theirs = (_last_batch(log, wanted) for log in (destination, source))

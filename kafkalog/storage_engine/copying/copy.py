@@ -176,10 +176,7 @@ def _first_offset(source: Log, topic: str, partition: int) -> int:
 
 
 def _create(
-    destination: Log,
-    topics: Sequence[TopicState],
-    wanted: Sequence[PartitionToCopy],
-    now_ms: int,
+    destination: Log, topics: Sequence[TopicState], wanted: Sequence[PartitionToCopy], now_ms: int
 ) -> None:
     """Create the topics that the destination does not have, and note that their copy began."""
     starts: dict[str, dict[int, int]] = {}
@@ -216,11 +213,7 @@ class _Copying:
     """The runs of one copy that wait for their commit, and what was committed."""
 
     def __init__(
-        self,
-        source: Log,
-        destination: Log,
-        now_ms: int,
-        progress: Callable[[int, int], None],
+        self, source: Log, destination: Log, now_ms: int, progress: Callable[[int, int], None]
     ) -> None:
         self._source = source
         self._destination = destination

@@ -37,7 +37,7 @@ _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 2, 4
 
 
 def commit_staged(
-    store: ReadableDirectory,
+    log: ReadableDirectory,
     staged: Sequence[StagedMessage],
     *,
     writer: Writer | None,
@@ -53,20 +53,20 @@ def commit_staged(
     what was appended, if this process has not. It publishes what was recorded.
     """
     rows = sum(message.rows for message in staged)
-    with store.transaction() as transaction:  # what a dead holder has left is recovered here
+    with log.transaction() as transaction:  # what a dead holder has left is recovered here
         if not is_new(transaction.state, writer, rows, now_ms, reset_writer=reset_writer):
             # The attempt that committed it may have died, and perhaps no later batch comes.
-            left = staged_paths(store.root, transaction.state, lambda _: True)
-            remove_done(store.root, staged, writer, {path.parent for path in left})
+            left = staged_paths(log.root, transaction.state, lambda _: True)
+            remove_done(log.root, staged, writer, {path.parent for path in left})
             return CommitResult(skipped=True, rows=0)
         if rows == 0:
             if writer is not None and writer.is_recorded_without_rows:
                 transaction.record_writer(writer.name, writer.batch_id, 0, now_ms, writer.ends)
                 transaction.publish(now_ms)
-            remove_staged(store.root, staged)
+            remove_staged(log.root, staged)
             return CommitResult(skipped=False, rows=0)
         ordered = sorted(staged, key=lambda message: message.spark_partition)
-        contents = _verify(transaction, store.root, ordered)
+        contents = _verify(transaction, log.root, ordered)
         transaction.match_topics(ordered, create)
         offsets = {}
         for group in _side_by_side(_by_partition(transaction, ordered)):
@@ -75,7 +75,7 @@ def commit_staged(
                 starts = {key: each.state.high_watermark for key, each in appenders.items()}
                 files.all_at_once(
                     [
-                        functools.partial(_append, appender, store.root, contents, group[key])
+                        functools.partial(_append, appender, log.root, contents, group[key])
                         for key, appender in appenders.items()
                     ],
                     at_least=_SIDE_BY_SIDE_MIN,
@@ -86,8 +86,8 @@ def commit_staged(
             transaction.record_writer(writer.name, writer.batch_id, rows, now_ms, writer.ends)
         transaction.sync_appended(now_ms, rows=rows)
         transaction.record()  # the record is written, synced (the commit point) and published
-    directories = {store.partition_directory(*place) for place in offsets}
-    remove_done(store.root, staged, writer, directories)
+    directories = {log.partition_directory(*place) for place in offsets}
+    remove_done(log.root, staged, writer, directories)
     return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
 

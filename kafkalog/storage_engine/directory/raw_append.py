@@ -53,13 +53,13 @@ _logger = logging.getLogger(__name__)
 
 
 def append_raw(
-    store: ReadableDirectory, topic: str, partition: int, source: Source, *, now_ms: int
+    log: ReadableDirectory, topic: str, partition: int, source: Source, *, now_ms: int
 ) -> CommitResult:
     """Append every batch of `source` to a partition; see `DirectoryLog.append_raw`."""
-    with _opened(store.root, source) as reader:
+    with _opened(log.root, source) as reader:
         if reader.remaining == 0:
             return CommitResult(skipped=False, rows=0)
-        with store.transaction() as transaction:
+        with log.transaction() as transaction:
             appender = transaction.appender(topic, partition, now_ms)
             start = appender.state.high_watermark
             try:
@@ -73,13 +73,13 @@ def append_raw(
     return CommitResult(False, rows, {(topic, partition): (start, end.high_watermark)})
 
 
-def append_copied(store: ReadableDirectory, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
+def append_copied(log: ReadableDirectory, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
     """Append runs of several partitions in one commit; return the number of records.
 
     Raises StorageError for a run that does not follow its partition's log, CorruptBatchError.
     """
     rows = 0
-    with store.transaction() as transaction:
+    with log.transaction() as transaction:
         appenders: list[tuple[CopiedRun, Appender]] = []
         for run in runs:
             run.continued(transaction.state)

@@ -19,10 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kafkalog.errors import (
-    LockedByBrokerError,
-    StorageError,
-)
+from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.log.results import RetentionStats
@@ -71,7 +68,7 @@ def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
 
 
 def apply_retention(
-    store: ReadableDirectory,
+    log: ReadableDirectory,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -84,9 +81,9 @@ def apply_retention(
     LockedByBrokerError.
     """
     if topic is not None:
-        store.describe(topic)
+        log.describe(topic)
     found: list[RetentionStats] = []
-    for name, known in sorted(store.state().topics.items()):
+    for name, known in sorted(log.state().topics.items()):
         if topic not in (None, name):
             continue
         config = TopicConfig.parse(known.config)
@@ -94,15 +91,15 @@ def apply_retention(
             if is_skipped(name, partition, config):
                 continue
             try:
-                stats = retain_partition(store, name, partition, now_ms=now_ms)
+                stats = retain_partition(log, name, partition, now_ms=now_ms)
                 delay_ms = config.file_delete_delay_ms
-                directory = store.partition_directory(name, partition)
+                directory = log.partition_directory(name, partition)
                 sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
             except LockedByBrokerError:
                 raise
             except Exception as fault:  # whatever it is, continue with the other partitions
                 files.pass_on(fault)
-                if not store.has_topic(name, known.topic_id):
+                if not log.has_topic(name, known.topic_id):
                     break  # it was deleted meanwhile
                 _logger.warning("%s-%d: retention failed: %s", name, partition, fault)
                 reason = " ".join(str(fault).split()) or type(fault).__name__
@@ -113,17 +110,17 @@ def apply_retention(
 
 
 def retain_partition(
-    store: ReadableDirectory, topic: str, partition: int, *, now_ms: int
+    log: ReadableDirectory, topic: str, partition: int, *, now_ms: int
 ) -> RetentionStats | None:
     """Apply a partition's retention; return None if it removes nothing.
 
     Also returns None if a cleaner has the partition. Raises UnknownTopicError or OSError for a
     topic that is being deleted, StorageError, LockedByBrokerError.
     """
-    directory = store.partition_directory(topic, partition)
+    directory = log.partition_directory(topic, partition)
     # Look first with a lock that blocks no writer: usually there is nothing to do.
     with locks.SegmentsLock(directory).shared():
-        known = store.describe(topic)
+        known = log.describe(topic)
         state = known.partitions[partition]
         segments = _committed(directory, state)
         first = segments[0].base_offset if segments else 0
@@ -133,21 +130,21 @@ def retain_partition(
         return None
     with (
         locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=False) as is_held,
-        locks.RootLock(store.root).shared(),
+        locks.RootLock(log.root).shared(),
     ):
         if not is_held:
             return None
         with locks.SegmentsLock(directory).exclusive():
             finish_swaps(directory)
         try:
-            with store.transaction() as transaction:
+            with log.transaction() as transaction:
                 return _retain(transaction, directory, topic, partition, now_ms)
         except StorageError as fault:
             if not (isinstance(fault.__cause__, OSError) and fault.__cause__.errno in _NO_SPACE):
                 raise
             _logger.warning("%s-%d: the active segment stays: %s", topic, partition, fault)
         # Closing it takes space; removing the other segments frees some.
-        with store.transaction() as transaction:
+        with log.transaction() as transaction:
             return _retain(transaction, directory, topic, partition, now_ms, may_roll=False)
 
 
@@ -206,15 +203,15 @@ def _retain(
 
 
 def delete_records(
-    store: ReadableDirectory, topic: str, partition: int, before: int, *, now_ms: int
+    log: ReadableDirectory, topic: str, partition: int, before: int, *, now_ms: int
 ) -> int:
     """Raise a partition's log start to `before` (rule P7); see `DirectoryLog.delete_records`."""
-    with store.transaction() as transaction:
+    with log.transaction() as transaction:
         state = transaction.topic(topic).partitions[partition]
         log_start = transaction.delete_records(topic, partition, before)
         if log_start > state.log_start_offset:
             transaction.publish(now_ms)
-        directory = store.partition_directory(topic, partition)
+        directory = log.partition_directory(topic, partition)
         _trim_epochs(directory, log_start, state)
         return log_start
 

@@ -35,7 +35,7 @@ _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
 
-def finish_deletions(store: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> int:
+def finish_deletions(log: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> int:
     """Move the directories of deleted topics away, and remove those whose delay has passed.
 
     Leaves a directory in which a cleaner works for the next call, unless it is of topic `wait_for`,
@@ -43,60 +43,60 @@ def finish_deletions(store: ReadableDirectory, *, now_ms: int, wait_for: str | N
     good. Raises OSError, StorageError, LockedByBrokerError.
     """
     removed = []
-    for deleted in list(store.state().deleting.values()):
-        is_moved = _move(store, deleted, wait=deleted.name == wait_for)
+    for deleted in list(log.state().deleting.values()):
+        is_moved = _move(log, deleted, wait=deleted.name == wait_for)
         if is_moved and now_ms >= deleted.remove_at_ms:
-            _remove(store, deleted)
+            _remove(log, deleted)
             removed.append(deleted.topic_id)
     if removed:
-        _forget(store, removed, now_ms)
+        _forget(log, removed, now_ms)
     return len(removed)
 
 
-def try_deletions(store: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> None:
+def try_deletions(log: ReadableDirectory, *, now_ms: int, wait_for: str | None = None) -> None:
     """Do the same, but only log a failure; the next call continues."""
     try:
-        finish_deletions(store, now_ms=now_ms, wait_for=wait_for)
+        finish_deletions(log, now_ms=now_ms, wait_for=wait_for)
     except (OSError, StorageError, LockedByBrokerError) as fault:
         files.pass_on(fault)
-        _logger.warning("%s: directories of deleted topics remain: %s", store.root, fault)
+        _logger.warning("%s: directories of deleted topics remain: %s", log.root, fault)
 
 
-def _forget(store: ReadableDirectory, topic_ids: list[str], now_ms: int) -> None:
+def _forget(log: ReadableDirectory, topic_ids: list[str], now_ms: int) -> None:
     """Drop topics whose files are gone, all in one commit.
 
     Rewrites the root's checkpoints first; otherwise a new topic of the same name would get the old
     entries.
     """
-    with store.transaction() as transaction:
+    with log.transaction() as transaction:
         left = [topic_id for topic_id in topic_ids if topic_id in transaction.state.deleting]
         if not left:
             return
         if transaction.state.unsynced:
             transaction.publish(now_ms)
-        checkpoints.write_root_checkpoints(store.root, transaction.state)
+        checkpoints.write_root_checkpoints(log.root, transaction.state)
         for topic_id in left:
             transaction.forget_deleted(topic_id)
         transaction.publish(now_ms)
 
 
 def with_directories_away(
-    store: ReadableDirectory, work: Callable[[], _Result], *, now_ms: int
+    log: ReadableDirectory, work: Callable[[], _Result], *, now_ms: int
 ) -> _Result:
     """Do work that creates topics; repeat it if directories of a deleted topic were in its way."""
     while True:
         try:
             return work()
         except DeletionUnfinishedError as fault:
-            finish_deletions(store, now_ms=now_ms, wait_for=fault.topic)
+            finish_deletions(log, now_ms=now_ms, wait_for=fault.topic)
 
 
-def _move(store: ReadableDirectory, deleted: DeletedTopic, *, wait: bool) -> bool:
+def _move(log: ReadableDirectory, deleted: DeletedTopic, *, wait: bool) -> bool:
     """Rename the remaining directories; return False if one must stay for now."""
     is_whole, is_moved = True, False
-    state = store.state()
+    state = log.state()
     for number in range(deleted.partitions):
-        directory = store.partition_directory(deleted.name, number)
+        directory = log.partition_directory(deleted.name, number)
         try:
             is_to_move = _is_of(directory, number, deleted, state)
         except StorageError as fault:
@@ -105,35 +105,32 @@ def _move(store: ReadableDirectory, deleted: DeletedTopic, *, wait: bool) -> boo
             continue
         if not is_to_move:
             continue
-        target = store.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
+        target = log.root / layout.deleted_directory(deleted.name, number, deleted.topic_id)
         cleaner_lock = locks.FileLock(directory / layout.CLEANER_LOCK)
         # Another process may have moved it while this one waited.
-        with (
-            contextlib.suppress(FileNotFoundError),
-            cleaner_lock.exclusive(wait=wait) as is_held,
-        ):
+        with contextlib.suppress(FileNotFoundError), cleaner_lock.exclusive(wait=wait) as is_held:
             if not is_held:
                 is_whole = False
                 continue
-            with store.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
+            with log.transaction() as transaction, locks.SegmentsLock(directory).exclusive():
                 if _is_of(directory, number, deleted, transaction.state):
                     transaction.check_lock()
                     files.rename(directory, target)
                     is_moved = True
-    files.sync_directory(store.root)
+    files.sync_directory(log.root)
     if is_moved:
-        _forget_cleaned(store)
+        _forget_cleaned(log)
     return is_whole
 
 
-def _forget_cleaned(store: ReadableDirectory) -> None:
+def _forget_cleaned(log: ReadableDirectory) -> None:
     """Remove the topic from the cleaner's checkpoint; a full disk must not stop the deletion."""
-    with store.transaction() as transaction:
+    with log.transaction() as transaction:
         try:
-            checkpoints.write_cleaner_checkpoint(store.root, transaction.state)
+            checkpoints.write_cleaner_checkpoint(log.root, transaction.state)
         except OSError as fault:  # stale, but harmless: every later checkpoint leaves it out, too
             files.pass_on(fault)
-            _logger.warning("%s: the cleaner's checkpoint was not written: %s", store.root, fault)
+            _logger.warning("%s: the cleaner's checkpoint was not written: %s", log.root, fault)
 
 
 def _is_of(directory: Path, number: int, deleted: DeletedTopic, state: State) -> bool:
@@ -165,10 +162,10 @@ def _holds_records(directory: Path) -> bool:
     return False
 
 
-def _remove(store: ReadableDirectory, deleted: DeletedTopic) -> None:
-    with locks.RootLock(store.root).shared():
+def _remove(log: ReadableDirectory, deleted: DeletedTopic) -> None:
+    with locks.RootLock(log.root).shared():
         for number in range(deleted.partitions):
             name = layout.deleted_directory(deleted.name, number, deleted.topic_id)
             with contextlib.suppress(FileNotFoundError):  # another process may remove it too
-                files.remove_directory(store.root / name)
-        files.sync_directory(store.root)
+                files.remove_directory(log.root / name)
+        files.sync_directory(log.root)

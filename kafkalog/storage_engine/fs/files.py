@@ -17,7 +17,6 @@ import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, Final, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -421,47 +420,26 @@ def free_space(directory: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
-_is_for_now: ContextVar[bool] = ContextVar("_is_for_now", default=False)
-
-
-@contextlib.contextmanager
-def without_syncs() -> Iterator[None]:
-    """Sync nothing in this thread meanwhile: what it writes is thrown away before it ends."""
-    token = _is_for_now.set(True)
-    try:
-        yield
-    finally:
-        _is_for_now.reset(token)
-
-
 def sync_file(fd: int) -> None:
     """Make the content and the size of an open file durable."""
-    if _is_for_now.get():
-        return
     with _named(fd):
         file_system.current.fsync(fd)
 
 
 def sync_data(fd: int) -> None:
     """Make the content of an open file durable; for files that do not grow."""
-    if _is_for_now.get():
-        return
     with _named(fd):
         file_system.current.fdatasync(fd)
 
 
 def sync_path(path: Path) -> None:
     """Make the content of a closed file durable."""
-    if _is_for_now.get():
-        return
     with closing(open_to_read(path)) as fd:
         sync_file(fd)
 
 
 def sync_directory(path: Path) -> None:
     """Make durable which names a directory has."""
-    if _is_for_now.get():
-        return
     with closing(open_directory(path)) as fd, _named(fd):
         file_system.current.fsync(fd)
 
@@ -478,7 +456,7 @@ def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int | None = N
     sync is done once: after a failed sync the next one would succeed and prove nothing. Long ones
     are worth their threads even if they are fewer than usual, `at_least`.
     """
-    if len(syncs) < (at_least or _SIDE_BY_SIDE_MIN) or _is_for_now.get():
+    if len(syncs) < (at_least or _SIDE_BY_SIDE_MIN):
         for sync in syncs:
             sync()
         return

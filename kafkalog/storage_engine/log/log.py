@@ -177,12 +177,7 @@ class Log(ReadableLog):
         return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
     def append(
-        self,
-        topic: str,
-        records: Any,
-        *,
-        now_ms: int | None = None,
-        batch_size: int = BATCH_SIZE,
+        self, topic: str, records: Any, *, now_ms: int | None = None, batch_size: int = BATCH_SIZE
     ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 

@@ -55,14 +55,7 @@ _READ_TRIES: Final = 200
 _READ_PAUSE_S = 0.001
 _PIECE_SIZE = 256 << 10
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-_NO_CHANGE = (
-    ValueError,
-    TypeError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+_NO_CHANGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """The errors of a record with a right checksum and a content that no commit writes."""
 
 

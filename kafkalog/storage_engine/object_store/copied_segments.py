@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.segment_object import (
-    SEGMENT_SIZE_MAX,
-    put_segment_bytes,
-)
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment_bytes
 from kafkalog.storage_engine.object_store.store_state import Extent
 from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
 from kafkalog.storage_engine.object_store.stored_segments import (

@@ -29,10 +29,7 @@ class ExtentBytes:
     """The bytes of an extent, fetched on demand."""
 
     def __init__(
-        self,
-        ranges: FetchedRanges,
-        placed: PlacedExtent,
-        following: Sequence[PlacedExtent] = (),
+        self, ranges: FetchedRanges, placed: PlacedExtent, following: Sequence[PlacedExtent] = ()
     ) -> None:
         """Take the ranges that have the extent, and the extents that are read after it."""
         self._ranges = ranges

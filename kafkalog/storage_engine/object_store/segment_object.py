@@ -53,11 +53,7 @@ def put_segment(
 
 
 def put_segment_bytes(
-    client: ObjectClient,
-    seen: int,
-    extent: Extent,
-    data: Buffer,
-    sections: Mapping[str, Buffer],
+    client: ObjectClient, seen: int, extent: Extent, data: Buffer, sections: Mapping[str, Buffer]
 ) -> SegmentObject:
     """Write the batches of a segment, and its indexes, as `put_segment` does."""
     name = layout.stored_segment(

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.log_change import LogChange
-from kafkalog.storage_engine.metadata.state import (
-    PartitionState,
-    State,
-    TopicState,
-    check_log_end,
-)
+from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState, check_log_end
 from kafkalog.storage_engine.object_store.store_state import (
     Cleaned,
     Extent,

@@ -13,13 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.state import (
-    EMPTY,
-    Change,
-    State,
-    check_leader_epoch,
-    numbers,
-)
+from kafkalog.storage_engine.metadata.state import EMPTY, Change, State, check_leader_epoch, numbers
 from kafkalog.storage_engine.object_store.failure import SweptError
 from kafkalog.storage_engine.object_store.layered_map import LayeredMap
 from kafkalog.storage_engine.object_store.layered_sequence import LayeredSequence

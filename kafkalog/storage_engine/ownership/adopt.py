@@ -53,10 +53,7 @@ from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints, config
-from kafkalog.storage_engine.metadata.directory_signs import (
-    check_is_directory,
-    partitions_to_adopt,
-)
+from kafkalog.storage_engine.metadata.directory_signs import check_is_directory, partitions_to_adopt
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import new_topic_id
 from kafkalog.storage_engine.metadata.remote_log_starts import (
@@ -124,10 +121,7 @@ def adopt(
             f"{metadata}: no metadata log here: expected the broker's metadata.log.dir, with a "
             f"directory {layout.METADATA_DIRECTORY} that has a .log or .checkpoint file"
         )
-    with (
-        files.disk_faults(root),
-        locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock,
-    ):
+    with files.disk_faults(root), locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         if (root / layout.COMMIT).exists():
             if not _lost_canaries(root):
                 return _adopted_already(root, config or {}, metadata)

@@ -110,10 +110,7 @@ def release(
         if has_broker or properties is None:
             files.sync_directory(root)  # the run that released it may have died
             return ReleaseReport(root, True, 0, has_broker, _what_is_left_to_do(root))
-    with (
-        files.disk_faults(root),
-        locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock,
-    ):
+    with files.disk_faults(root), locks.RootLock(root).exclusive(wait_s=LOCK_WAIT_S) as check_lock:
         releasing = _Releasing(root, check_lock, now_ms)
         if not _is_ours(root):
             _check_is_as_released(root, wanted, properties)

@@ -130,12 +130,7 @@ class PartitionSnapshot(ABC):
         return self._read(start, end, schema, read_committed, keys)
 
     def _read(
-        self,
-        start: int,
-        end: int,
-        schema: pa.Schema,
-        read_committed: bool,
-        keys: ChosenKeys | None,
+        self, start: int, end: int, schema: pa.Schema, read_committed: bool, keys: ChosenKeys | None
     ) -> Iterator[pa.RecordBatch]:
         from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
 

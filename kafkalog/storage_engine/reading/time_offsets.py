@@ -66,14 +66,14 @@ def end_offset(state: PartitionState, isolation_level: str) -> int:
 
 
 def offset_for_time(
-    store: ReadableLog, topic: str, partition: int, timestamp: int, isolation_level: str
+    log: ReadableLog, topic: str, partition: int, timestamp: int, isolation_level: str
 ) -> TimeOffset | None:
     """Return the offset for a time in one partition; see `DirectoryLog.offset_for_time`."""
-    state = store.describe(topic).partitions[partition]
+    state = log.describe(topic).partitions[partition]
     end = end_offset(state, isolation_level)
     if timestamp in (LATEST, EARLIEST, EARLIEST_LOCAL):
         offset = end if timestamp == LATEST else state.log_start_offset
-        return TimeOffset(offset, leader_epoch=store.leader_epoch_at(topic, partition, offset))
+        return TimeOffset(offset, leader_epoch=log.leader_epoch_at(topic, partition, offset))
     if timestamp == LATEST_TIERED:
         return None
     if timestamp < 0 and timestamp != MAX_TIMESTAMP:
@@ -81,7 +81,7 @@ def offset_for_time(
             f"timestamp: expected epoch milliseconds, or {LATEST} (latest), {EARLIEST} (earliest) "
             f"or {MAX_TIMESTAMP} (the largest timestamp), found {timestamp}"
         )
-    with store.snapshot(topic, partition) as snapshot:
+    with log.snapshot(topic, partition) as snapshot:
         found = latest(snapshot) if timestamp == MAX_TIMESTAMP else first_since(snapshot, timestamp)
         end = end_offset(snapshot.state, isolation_level)
         return found if found is not None and found.offset < end else None

@@ -142,11 +142,7 @@ def index_messages(
 
 
 def _arena(
-    buffer: Buffer,
-    rows: BatchTable,
-    limit: int,
-    run_size: int | None,
-    fault: ChunkFault,
+    buffer: Buffer, rows: BatchTable, limit: int, run_size: int | None, fault: ChunkFault
 ) -> tuple[Bytes, Integers]:
     """Return the bytes that hold the messages, and the start and end of each set in them: (2, s).
 

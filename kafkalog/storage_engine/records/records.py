@@ -135,12 +135,7 @@ def index_records(
 
 
 def rebuild_batch(
-    records: RecordTable,
-    table: BatchTable,
-    batch: int,
-    rows: Integers,
-    *,
-    level: int | None = None,
+    records: RecordTable, table: BatchTable, batch: int, rows: Integers, *, level: int | None = None
 ) -> bytes:
     """Return a batch of the records `rows` (at least one) under the header of `batch`.
 

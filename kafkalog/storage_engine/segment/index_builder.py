@@ -28,11 +28,7 @@ class IndexBuilder:
     """
 
     def __init__(
-        self,
-        base_offset: int,
-        interval: int,
-        *,
-        offset_entries_max: int = layout.INT64_MAX,
+        self, base_offset: int, interval: int, *, offset_entries_max: int = layout.INT64_MAX
     ) -> None:
         """Begin with empty indexes.
 

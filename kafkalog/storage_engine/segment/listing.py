@@ -61,7 +61,10 @@ class Listing:
             raise StorageError(f"{directory}: the directory of the partition is missing")
         for _ in range(_LISTINGS):
             lock = locks.SegmentsLock(directory).shared()
-            with files.reading_faults(directory), lock if self._locked else _no_lock():
+            with (
+                files.reading_faults(directory),
+                lock if self._locked else contextlib.nullcontext(),
+            ):
                 rested, changed_ns = self._look()
                 try:
                     if rested is not None:
@@ -98,7 +101,3 @@ class Listing:
         with self._guard:
             if changed_ns == self._changed_ns:
                 self._rested = listed
-
-
-def _no_lock() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()

@@ -30,12 +30,7 @@ from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.locate import locate
-from kafkalog.storage_engine.segment.log_scanner import (
-    RECOVER,
-    REPLAY,
-    LogScanner,
-    ScannedBatches,
-)
+from kafkalog.storage_engine.segment.log_scanner import RECOVER, REPLAY, LogScanner, ScannedBatches
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.control_record import read_control_record
@@ -78,11 +73,7 @@ def _rebuilt(directory: Path, state: PartitionState, now_ms: int) -> Producers:
             # The bytes beyond are preallocated, or were never committed.
             segments[-1] = dataclasses.replace(segments[-1], size=state.active_size)
         history = ProducerHistory(
-            directory,
-            segments,
-            log_start=state.log_start_offset,
-            now_ms=now_ms,
-            is_bounded=True,
+            directory, segments, log_start=state.log_start_offset, now_ms=now_ms, is_bounded=True
         )
         producers = history.at(state.high_watermark)
     if history.faults:
@@ -164,10 +155,7 @@ class ProducerHistory:
             self.faults.append(scan.fault)
 
     def check(
-        self,
-        segment: SegmentFiles,
-        producers: Producers,
-        observe: Callable[[ScannedBatches], None],
+        self, segment: SegmentFiles, producers: Producers, observe: Callable[[ScannedBatches], None]
     ) -> tuple[list[AbortedTransaction], LogScanner]:
         """Replay a whole segment from the state at its base offset, and compare its checksums.
 
@@ -232,11 +220,7 @@ def replay(
         header = parse_header(found.buffer, position)
         try:
             control = read_control_record(
-                found.buffer,
-                position,
-                header,
-                path=scan.path,
-                file_position=found.position_of(row),
+                found.buffer, position, header, path=scan.path, file_position=found.position_of(row)
             )
         except CorruptBatchError as error:
             scan.refuse(found, row, error)

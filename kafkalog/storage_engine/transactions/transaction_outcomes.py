@@ -233,10 +233,7 @@ def _note(markers: Markers, chunk: Chunk) -> None:
 
 
 def _check_agreement(
-    chunk: Chunk,
-    result: npt.NDArray[np.bool_],
-    ends: npt.NDArray[np.int64],
-    indexed: AbortedRanges,
+    chunk: Chunk, result: npt.NDArray[np.bool_], ends: npt.NDArray[np.int64], indexed: AbortedRanges
 ) -> None:
     """Raise CorruptLogError if the index contradicts a marker.
 

@@ -80,7 +80,7 @@ class Producer:
 
     def __init__(
         self,
-        engine: Log,
+        log: Log,
         topic: str,
         *,
         batch_size: int,
@@ -89,12 +89,12 @@ class Producer:
     ) -> None:
         """`clock` returns epoch ms, for records without a timestamp; default: the host's clock."""
         self.topic: Final = topic
-        self._engine = engine
+        self._log = log
         self._batch_size = _checked_batch_size(batch_size)
         self._linger_s = _checked_linger_ms(linger_ms) / 1e3
         self._clock = clock or clocks.now_ms
         self._id = uuid.uuid4()
-        self._rules = TopicRules.of(engine.describe(topic))
+        self._rules = TopicRules.of(log.describe(topic))
         self._changed = threading.Condition()
         self._gathered = SentRecords(topic, 0, self._wait_for)
         self._committing: SentRecords | None = None
@@ -198,7 +198,7 @@ class Producer:
 
     def _check(self, record: SingleRecord, now_ms: int) -> None:
         """Stage a record alone, to raise the error of `append`."""
-        state = self._engine.state()
+        state = self._log.state()
         rows = self._rows([record], state)
         for run in self._staged(rows, state, now_ms).runs:
             state.topic(self.topic).check_is_here(run.partition)
@@ -288,11 +288,11 @@ class Producer:
         """Commit some records, unless an attempt that seemed to fail has committed them."""
         import numpy as np
 
-        state, now_ms = self._engine.state(), self._clock()
+        state, now_ms = self._log.state(), self._clock()
         rows = self._rows(sent.records, state, sent.number)
         staged = self._staged(rows, with_any_time(state, self.topic), now_ms)
         writer = Writer(self._writer_id, self.topic, sent.number)
-        result = self._engine.commit([staged], writer=writer, now_ms=now_ms)
+        result = self._log.commit([staged], writer=writer, now_ms=now_ms)
         topic = state.topic(self.topic)
         partitions, timestamps = (rows[name].to_numpy() for name in ("partition", "timestamp"))
         if TopicConfig.parse(topic.config).message_timestamp_type == "LogAppendTime":
@@ -331,9 +331,9 @@ class Producer:
         self._thread.join()
         atexit.unregister(self.close)
         try:
-            if writers.writers(self._engine.state(), self._writer_id):
+            if writers.writers(self._log.state(), self._writer_id):
                 writers.forget_writer(
-                    self._engine, self._writer_id, is_ended=True, now_ms=self._clock()
+                    self._log, self._writer_id, is_ended=True, now_ms=self._clock()
                 )
         except (KafkaLogError, OSError) as fault:  # the log forgets it later, like a killed one
             files.pass_on(fault)

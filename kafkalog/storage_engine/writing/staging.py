@@ -15,11 +15,7 @@ from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State, TopicState
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
-from kafkalog.storage_engine.writing.staging_target import (
-    AttemptName,
-    MessageTarget,
-    StagingPlace,
-)
+from kafkalog.storage_engine.writing.staging_target import AttemptName, MessageTarget, StagingPlace
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor

@@ -33,12 +33,7 @@ def writers(
 
 
 def forget_writer(
-    engine: Log,
-    writer_id: str,
-    target: str | None = None,
-    *,
-    is_ended: bool = False,
-    now_ms: int,
+    log: Log, writer_id: str, target: str | None = None, *, is_ended: bool = False, now_ms: int
 ) -> Mapping[tuple[str, str], WriterState]:
     """Forget the last batches of a writer, in one commit; return them by (id, target).
 
@@ -60,4 +55,4 @@ def forget_writer(
             change.end_writer(name) if is_ended else change.forget_writer(name, now_ms)
         return found
 
-    return engine.change(forget, now_ms=now_ms)
+    return log.change(forget, now_ms=now_ms)

@@ -74,10 +74,10 @@ def test_headers_are_a_column_on_request(spark: Any, tmp_path: Path) -> None:
     import pyarrow as pa
 
     from kafkalog.schema import HEADERS
-    from kafkalog.storage_engine.place import open_engine
+    from kafkalog.storage_engine.place import open_log
 
     root = log_in(tmp_path)
-    with open_engine(root) as engine:
+    with open_log(root) as engine:
         engine.create_topic("t")
         headers = [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}], None]
         engine.append(

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 
 import kafkalog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import TEST_PATH, in_a_directory, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -20,7 +20,7 @@ Table = dict[str, str]
 
 
 def put(root: Path, pairs: Mapping[str, str | None], topic: str = "t", partitions: int = 2) -> None:
-    with open_engine(root) as engine:
+    with open_log(root) as engine:
         engine.create_topic(topic, partitions, exist_ok=True)
         engine.append(topic, list(pairs.items()))
 
@@ -155,7 +155,7 @@ def test_a_retried_task_sees_the_moment_of_its_action(spark: Any, tmp_path: Path
         assert context is not None
         yield from batches
         if context.attemptNumber() == 0:
-            with open_engine(root) as engine:
+            with open_log(root) as engine:
                 engine.append("t", [(f"k{i}", str(context.taskAttemptId())) for i in range(20)])
             raise ValueError("try again")
 

@@ -11,7 +11,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cli import run
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import log_in
 from tests.unit.datasource.logs import append, append_to, numbered
 
@@ -117,7 +117,7 @@ def test_a_topic_made_anew_under_a_query_stops_it_or_not(spark: Any, tmp_path: P
     def replace(frame: Any, number: int) -> None:
         batches.append(frame.count())
         if number == 0:
-            with open_engine(root) as engine:
+            with open_log(root) as engine:
                 engine.delete_topic("t")
             append_to(root, "t", {0: 15, 2: 0})
 

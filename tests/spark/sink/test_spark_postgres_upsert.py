@@ -11,7 +11,7 @@ import pytest
 
 import kafkalog
 from kafkalog.sink.upsert import PostgresUpsert, Upsert
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import log_in
 from tests.postgres_server import query
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
@@ -55,7 +55,7 @@ class Follower:
 
     def letters(self, topic: str) -> list[tuple[bytes, bytes, str]]:
         """Return key, value and reason of the dead letters."""
-        with open_engine(self.path, read_only=True) as log:
+        with open_log(self.path, read_only=True) as log:
             rows = [
                 row
                 for rows in log.read(topic, 0, 0, include_headers=True)

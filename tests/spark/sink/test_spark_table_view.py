@@ -17,7 +17,7 @@ import kafkalog
 from kafkalog import KTableView
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.upsert import SQLiteUpsert
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import log_in
 from tests.spark.sink.test_spark_upsert import append, table
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    with open_engine(log_in(tmp_path)) as engine:
+    with open_log(log_in(tmp_path)) as engine:
         engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
     append(log_in(tmp_path), ["a", "b", "a"], ['{"n":1}', '{"n":2}', '{"n":3}'], [0, 1, 0])
     return log_in(tmp_path)
@@ -117,7 +117,7 @@ def test_a_topic_created_again_under_a_running_view_ends_the_query_and_is_rebuil
     view = view_of(spark, log, tmp_path, failOnDataLoss="false")
     query = view.start()
     view.wait_until(timeout_s=120)
-    with open_engine(log) as engine:
+    with open_log(log) as engine:
         engine.delete_topic("t")
         engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
     append(log, ["x", "y", "z", "u"], ['{"n":7}'] * 4, [0, 0, 0, 1])
@@ -144,7 +144,7 @@ def test_a_later_deletion_in_another_partition_wins_over_an_earlier_value(
 def test_a_later_deletion_of_a_key_that_is_spelled_otherwise_wins(
     spark: Any, tmp_path: Path
 ) -> None:
-    with open_engine(log_in(tmp_path)) as engine:
+    with open_log(log_in(tmp_path)) as engine:
         engine.create_topic("t", partitions=2, config={"cleanup.policy": "compact"})
     keys = ['{"id":1}', '{"id":2}', '{"id":3}', '{"id": 3}', '{"id":4}']
     append(log_in(tmp_path), keys, ['{"n":1}', '{"n":2}', '{"n":3}', None, "{"], [0, 1, 0, 0, 0])

@@ -14,7 +14,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.sink.upsert.bad_records import BadRecords
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import log_in
 from tests.spark.sink.test_spark_writes import error_of, finish
 
@@ -227,7 +227,7 @@ def test_dead_letters_have_the_record_its_place_and_the_reason_once(
     for _ in range(2):
         found = shape.bad_records(frame)
         assert rule.leave_out(found, "q/t", 7, {"t": {"0": 4}}, {}) == 2
-    with open_engine(log_in(tmp_path), read_only=True) as log:
+    with open_log(log_in(tmp_path), read_only=True) as log:
         batches = log.read("bad", 0, 0, include_headers=True)
         [table] = [pa.Table.from_batches(batches)]
     assert table.column("key").to_pylist() == [b"a", b"c"]
@@ -261,7 +261,7 @@ def test_a_micro_batch_that_reaches_further_writes_the_dead_letters_beyond_the_p
     assert leave_out(1, 3, 2) == 1  # reaches further
     assert leave_out(0, 4, 3) == 1  # from an older checkpoint
     assert leave_out(0, 4, 3) == 1
-    with open_engine(log_in(tmp_path), read_only=True) as log:
+    with open_log(log_in(tmp_path), read_only=True) as log:
         keys = [row["key"] for rows in log.read("bad", 0, 0) for row in rows.to_pylist()]
         assert log.describe("bad").config["cleanup.policy"] == "delete"
     assert keys == [b"k0", b"k1", b"k2", b"k3"]
@@ -288,7 +288,7 @@ def append(log: Path, keys: list[str], values: list[str | None], partitions: lis
         "value": pa.array([v and v.encode() for v in values], pa.binary()),
         "partition": pa.array(partitions, pa.int32()),
     }
-    with open_engine(log) as engine:
+    with open_log(log) as engine:
         engine.append("t", pa.table(columns))
 
 
@@ -299,7 +299,7 @@ def table(database: Path) -> list[Any]:
 
 def test_the_position_is_what_the_offset_log_says(spark: Any, tmp_path: Path) -> None:
     log, database = log_in(tmp_path), tmp_path / "stock.db"
-    with open_engine(log) as engine:
+    with open_log(log) as engine:
         engine.create_topic("t", partitions=3, config={"cleanup.policy": "compact"})
     upserts = [
         SQLiteUpsert(database, "stock", schema="n int", key_type="string"),

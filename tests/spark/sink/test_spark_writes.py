@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from tests.log_place import TEST_PATH, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -47,7 +47,7 @@ def finish(writer: Any) -> None:
 
 def records(path: Path, topic: str = "t", columns: tuple[str, ...] = ("key", "value")) -> list[Any]:
     """Return the records of a topic, partition by partition."""
-    engine = open_engine(path, read_only=True)
+    engine = open_log(path, read_only=True)
     found = []
     for partition in engine.offsets(topic):
         batches = list(engine.read(topic, partition, columns=columns))
@@ -157,7 +157,7 @@ def test_all_columns_of_a_record_arrive(spark: Any, tmp_path: Path) -> None:
     ((key, value, partition, timestamp, headers),) = records(log, "t1", columns)
     assert (key, value, headers) == (b"k", None, None)
     assert timestamp.year > 2024
-    config = open_engine(log, read_only=True).describe("t1").config
+    config = open_log(log, read_only=True).describe("t1").config
     assert dict(config) == {"cleanup.policy": "compact", "segment.bytes": "1048576"}
 
 

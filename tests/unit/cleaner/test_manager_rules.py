@@ -201,7 +201,7 @@ def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_presen
     retain(engine, now_ms=1000)
     log = plans.plan("t", 0)
     assert (log.state.log_start_offset, log.state.high_watermark) == (8, 10)
-    assert [s.base_offset for s in log.segments] == [8, 9, 10]
+    assert [piece.base_offset for piece in plans.pieces(log)] == [8, 9, 10]
 
 
 def test_a_partition_that_came_after_the_plans_is_planned(tmp_path: Path) -> None:

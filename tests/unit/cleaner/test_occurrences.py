@@ -330,26 +330,6 @@ def test_preallocated_room_is_no_fault(log: KafkaLog) -> None:
     assert log.occurrences("t", [KEY], now_ms=NOW).residuals == ()
 
 
-@pytest.mark.parametrize("where", ["key", "value", "header", "header name"])
-def test_what_other_records_mention_is_told_and_is_a_trace_only_where_that_is_wanted(
-    log: KafkaLog, where: str
-) -> None:
-    text = b"about " + KEY
-    headers = {"header": [(b"h", text)], "header name": [(text, None)]}.get(where, [])
-    record = Record(
-        0,
-        NOW,
-        text if where == "key" else b"another",
-        text if where == "value" else None,
-        headers,
-    )
-    (directory(log) / f"{BASE}.log").write_bytes(batch_data([record]))
-    found = log.occurrences("t", [KEY], now_ms=NOW)
-    assert (found.mentions, found.residuals) == (1, ())
-    (left,) = log.occurrences("t", [KEY], strict=True, now_ms=NOW).residuals
-    assert "1 record with another key" in left.sentence
-
-
 def test_a_record_of_the_key_itself_mentions_nothing(log: KafkaLog) -> None:
     (directory(log) / f"{BASE}.log").write_bytes(batch(KEY, value=KEY))
     assert log.occurrences("t", [KEY], now_ms=NOW).mentions == 0
@@ -366,13 +346,6 @@ def test_every_byte_is_counted(log: KafkaLog) -> None:
     assert (len(found.files), found.bytes) == (len(files), sizes)
     assert shown[-1] == (sizes, sizes)
     assert sum(total.files for total in found.by_kind) == len(files)
-
-
-def test_a_search_changes_nothing(log: KafkaLog) -> None:
-    before = {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()}
-    with kafkalog.open(log.root, read_only=True) as reader:
-        assert reader.occurrences("t", [b"user-3"], now_ms=NOW).found > 0
-    assert {path: path.read_bytes() for path in log.root.rglob("*") if path.is_file()} == before
 
 
 def test_a_deleted_directory_whose_long_topic_name_is_shortened_is_searched(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.cleaner.store_copy import copy_segments
@@ -31,10 +32,19 @@ CODECS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
 LARGE = 1 << 20
 
 
+class WithoutSyncs(FileSystem):
+    """No power is cut here."""
+
+    def fsync(self, fd: int) -> None:
+        pass
+
+    def fdatasync(self, fd: int) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def _without_syncs() -> Iterator[None]:
-    """No power is cut here."""
-    with files.without_syncs():
+    with file_system.replaced(WithoutSyncs()):
         yield
 
 
@@ -87,7 +97,7 @@ def topic_config(draw: random.Random) -> dict[str, str]:
 
 def clean_both(local: DirectoryLog, stored: ObjectLog, now_ms: int, config: CleanerConfig) -> None:
     found = manager.clean(local, "t", force=True, now_ms=now_ms, config=config)
-    other = store_manager.clean(stored, "t", force=True, now_ms=now_ms, config=config)
+    other = manager.clean(stored, "t", force=True, now_ms=now_ms, config=config)
     assert [stats.error for stats in (*found, *other)] == [None] * len([*found, *other])
 
 

@@ -12,8 +12,7 @@ from kafkalog.cleaner.objects.regroup_plan import (
     LARGEST,
     OLDEST_MS,
     PUT_PRICE,
-    REGROUP,
-    REST,
+    READ_PRICE,
     YOUNGEST_MS,
     Fresh,
     mergeable,
@@ -42,37 +41,36 @@ def fresh(count: int = 100, age_ms: int = 2 * MINUTE_MS, **changes: int) -> Fres
 @pytest.mark.parametrize(
     ("objects", "is_awaited", "expected"),
     [
-        (fresh(0), False, (REST, "none")),
-        (fresh(), False, (REGROUP, "reads")),
-        (fresh(age_ms=YOUNGEST_MS - 1), False, (REST, "young")),
-        (fresh(age_ms=YOUNGEST_MS - 1), True, (REGROUP, "awaited")),
-        (fresh(partitions=1000), False, (REST, "cheap")),
-        (fresh(partitions=1000), True, (REGROUP, "awaited")),
-        (fresh(partitions=1), False, (REGROUP, "reads")),
-        (fresh(1, age_ms=OLDEST_MS - 1, partitions=1000), False, (REST, "cheap")),
-        (fresh(1, age_ms=OLDEST_MS, partitions=1000), False, (REGROUP, "old")),
-        (fresh(FRESH_MAX, age_ms=1000), False, (REGROUP, "limit")),
-        (fresh(FRESH_MAX - 1, age_ms=1000), False, (REST, "young")),
-        (fresh(age_ms=-MINUTE_MS), False, (REST, "young")),
+        (fresh(0), False, (False, "none")),
+        (fresh(), False, (True, "reads")),
+        (fresh(age_ms=YOUNGEST_MS - 1), False, (False, "young")),
+        (fresh(age_ms=YOUNGEST_MS - 1), True, (True, "awaited")),
+        (fresh(partitions=1000), False, (False, "cheap")),
+        (fresh(partitions=1000), True, (True, "awaited")),
+        (fresh(partitions=1), False, (True, "reads")),
+        (fresh(1, age_ms=OLDEST_MS - 1, partitions=1000), False, (False, "cheap")),
+        (fresh(1, age_ms=OLDEST_MS, partitions=1000), False, (True, "old")),
+        (fresh(FRESH_MAX, age_ms=1000), False, (True, "limit")),
+        (fresh(FRESH_MAX - 1, age_ms=1000), False, (False, "young")),
+        (fresh(age_ms=-MINUTE_MS), False, (False, "young")),
     ],
 )
 def test_a_regroup_is_due_once_reads_have_cost_as_much(
-    objects: Fresh, is_awaited: bool, expected: tuple[str, str]
+    objects: Fresh, is_awaited: bool, expected: tuple[bool, str]
 ) -> None:
     found = plan_regroup(objects, now_ms=NOW_MS, is_awaited=is_awaited)
-    assert (found.act, found.code) == expected
+    assert (found.is_due, found.code) == expected
     assert found.reason.endswith(".")
 
 
-def test_a_regroup_that_is_not_due_says_when_it_will_be() -> None:
+def test_a_regroup_is_due_at_the_moment_at_which_both_costs_are_equal() -> None:
     objects = fresh(10)
     found = plan_regroup(objects, now_ms=NOW_MS)
-    assert found.act == REST and found.until_ms is not None
-    passed = found.until_ms - NOW_MS
-    later = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * passed)
-    assert plan_regroup(later, now_ms=found.until_ms).is_due
-    before = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * (passed - 2))
-    assert not plan_regroup(before, now_ms=found.until_ms - 2).is_due
+    missing = (found.figures["writeCost"] - found.figures["readCost"]) / READ_PRICE
+    assert not found.is_due and missing > 10
+    for passed, is_due in ((int(missing / 10) - 1, False), (int(missing / 10) + 1, True)):
+        later = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * passed)
+        assert plan_regroup(later, now_ms=NOW_MS + passed).is_due == is_due
 
 
 def test_the_figures_of_a_regroup_are_in_dollars() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.directory import swap
+from kafkalog.cleaner.directory.swap import list_gaps, replace_segments
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
+from kafkalog.cleaner.rewrite.groups import RewrittenGroup
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -23,7 +24,6 @@ from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import (
     batch,
     dump,
-    dump_snapshot,
     foreign_log,
     latest_values,
     records_of,
@@ -167,17 +167,6 @@ def test_a_power_cut_may_lose_any_of_the_final_names(
         clean(DirectoryLog(root), now_ms=1)
         assert dump(DirectoryLog(root)) == expected, chosen
         assert not [*(root / "t-0").glob("*.swap")], chosen
-
-
-def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(tmp_path: Path) -> None:
-    engine = dirty_log(tmp_path)
-    before = dump(engine)
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        first = next(iter(snapshot.chunks(0, 26)))
-        assert clean(engine, force=True, now_ms=1)[0].error is None
-        assert dump_snapshot(snapshot) == before
-        assert first.segment_base == 0
-    assert len(records_of(dump(engine))) == len(latest_values(records_of(before)))
 
 
 def test_replaced_files_go_after_the_delay_and_the_canary_never(tmp_path: Path) -> None:

@@ -174,14 +174,3 @@ def test_a_writer_that_never_pauses_is_held_off_for_the_last_round(log: KafkaLog
     found = log.occurrences("t", [KEY], now_ms=NOW, progress=progress)
     assert found.by_key == {0: len(commits)}
     assert found.record_number == directory_log_of(log).state().number
-
-
-def test_it_names_the_commit_as_of_which_it_is_so(log: KafkaLog) -> None:
-    found = log.occurrences("t", [KEY], now_ms=NOW)
-    assert (found.record_number, found.high_watermarks) == (
-        directory_log_of(log).state().number,
-        {0: log.offsets("t")[0][1]},
-    )
-    log.append("t", [("another", "1")], now_ms=NOW)
-    later = log.occurrences("t", [KEY], now_ms=NOW)
-    assert later.record_number == directory_log_of(log).state().number != found.record_number

@@ -12,16 +12,16 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.offset_map import Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import pairs
-from tests.unit.cleaner.naive import dump
 
 NEVER = 1 << 60
 CONFIG = {"segment_bytes": 6_000, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
@@ -85,88 +85,12 @@ def test_a_log_is_the_same_whether_segments_are_left_alone_or_written_again(
     assert found[0][1] < found[1][1]
 
 
-def test_a_segment_of_which_no_key_occurs_again_is_not_read(tmp_path: Path) -> None:
-    with filled(tmp_path) as engine:
-        before = inodes(engine)
-        assert len(before) > 8
-        engine.append("t", [("key-00003", "new")], now_ms=2_000)
-        size = sum(len(data) for name, data in logs(engine).items() if name.endswith(".log"))
-        stats = cleaned(engine, 2_000)
-        assert stats.bytes_read < size / 4
-        assert stats.records_removed == 1
-        same = [name for name, inode in inodes(engine).items() if before.get(name) == inode]
-        # That of the key, and the last one, to which the dirty one is added.
-        assert len(same) >= len(before) - 3
-        assert dict(pairs(engine))[b"key-00003"] == b"new"
-
-
-def test_what_is_left_alone_is_written_once_a_key_of_it_occurs_again(tmp_path: Path) -> None:
-    with filled(tmp_path) as engine:
-        for now, number in ((2_000, 3), (2_100, 700), (2_200, 3), (2_300, 1_999)):
-            engine.append("t", [(f"key-{number:05}", str(now))], now_ms=now)
-            assert cleaned(engine, now).records_removed == 1
-        assert sum(batch.num_rows for batch in engine.read("t", 0)) == 2_000
-
-
 def test_the_indexes_of_a_partition_are_made_under_one_secret(tmp_path: Path) -> None:
     with filled(tmp_path) as engine:
         engine.append("t", [("key-00003", "new")], now_ms=2_000)
         cleaned(engine, 2_000)
         assert len(indexes(engine)) > 8
         assert len({_header(path)[5] for path in indexes(engine)}) == 1
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [("key-00001", None)],
-        [(f"key-{number:05}", None) for number in range(300, 310)],
-    ],
-)
-def test_a_segment_with_tombstones_is_looked_at_until_they_are_gone(
-    tmp_path: Path, rows: list[tuple[str, None]]
-) -> None:
-    with filled(tmp_path) as engine:
-        engine.append("t", rows, now_ms=2_000)
-        assert cleaned(engine, 2_000).tombstones_kept == len(rows)
-        engine.append("t", [("key-01500", "x")], now_ms=2_100)
-        assert cleaned(engine, 2_100).tombstones_kept == len(rows)
-        engine.append("t", [("key-01501", "x")], now_ms=9_000)
-        assert cleaned(engine, 9_000).tombstones_kept == 0
-        assert not {key.encode() for key, _ in rows} & set(dict(pairs(engine)))
-
-
-def test_a_segment_whose_tombstones_are_gone_is_left_alone_again(tmp_path: Path) -> None:
-    with filled(tmp_path) as engine:
-        rows = [(f"key-{n:05}", "new" if n % 50 else None) for n in range(2_000)]
-        engine.append("t", rows, now_ms=2_000)
-        assert cleaned(engine, 2_000).tombstones_kept == 40
-        engine.append("t", [("of nobody", "x")], now_ms=9_000)
-        assert cleaned(engine, 9_000).tombstones_kept == 0
-        assert any(batch.horizon is not None for batch in dump(engine))
-        size = sum(len(data) for name, data in logs(engine).items() if name.endswith(".log"))
-        engine.append("t", [("of nobody", "x")], now_ms=9_100)
-        assert cleaned(engine, 9_100).bytes_read < size / 8
-
-
-def test_damage_of_a_segment_that_is_left_alone_is_not_written_anew_and_verify_finds_it(
-    tmp_path: Path,
-) -> None:
-    with filled(tmp_path) as engine:
-        log = sorted(engine.partition_directory("t", 0).glob("*.log"))[0]
-        data = bytearray(log.read_bytes())
-        data[len(data) // 2] ^= 1
-        log.write_bytes(data)
-        engine.append("t", [("of nobody", "new")], now_ms=2_000)
-        cleaned(engine, 2_000)
-        assert log.read_bytes() == data
-        assert any(str(log) in str(found) for found in verify(tmp_path))
-        rows = [(f"key-{number:05}", "new") for number in range(100)]
-        engine.append("t", rows, now_ms=3_000)
-        (stats,) = clean(engine, "t", force=True, now_ms=3_000)
-        assert stats.error is not None
-        assert log.name in stats.error
-        assert log.read_bytes() == data
 
 
 def test_a_cleaning_is_broken_off_while_it_asks_the_indexes(
@@ -186,7 +110,7 @@ def test_a_cleaning_is_broken_off_while_it_asks_the_indexes(
                 raise CleaningAborted("enough")
 
         monkeypatch.setattr(KeyIndex, "positions_of", asking)
-        cleaner = PartitionCleaner(engine=engine, now_ms=2_000, check_abort=check_abort)
+        cleaner = PartitionCleaner(shelf=shelf_of(engine), now_ms=2_000, check_abort=check_abort)
         assert cleaner.clean("t", 0, force=True) is None
         assert len(asked) == 1
 
@@ -235,18 +159,6 @@ def test_a_hash_in_common_is_no_key_in_common(
         cleaned(engine, 2_000)
         same = [name for name, inode in inodes(engine).items() if before.get(name) == inode]
         assert len(same) >= len(before) - 2
-
-
-def test_keys_beyond_the_buffer_and_batches_left_apart_are_cleaned_as_ever(tmp_path: Path) -> None:
-    with filled(tmp_path) as engine:
-        rows = [(f"key-{n:05}", "new") for n in range(0, 500, 2)]
-        engine.append("t", rows, now_ms=2_000)
-        assert cleaned(engine, 2_000, dedupe_buffer_size=24 * 40).records_removed == 250
-        engine.append("t", rows[:9], now_ms=2_100)
-        assert cleaned(engine, 2_100, merge_batches=False).records_removed == 9
-        engine.append("t", rows[:9], now_ms=2_200)
-        assert cleaned(engine, 2_200, dedupe_buffer_size=24 * 4, spill=False).records_removed == 9
-        assert len(dict(pairs(engine))) == 2_000
 
 
 def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(

@@ -6,7 +6,7 @@ from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine.metadata.address import directories, log_directory, shown
-from kafkalog.storage_engine.place import open_engine, opened_for_spark, spark_path
+from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
 
 SECRET = "s3/cr3t+value"
 
@@ -86,7 +86,7 @@ def test_an_error_repeats_no_secret_of_an_address(given: str) -> None:
 def test_an_error_of_the_engine_repeats_no_secret_of_an_address(given: str) -> None:
     for place in (given, Path(given), [given]):
         with pytest.raises(InvalidInputError) as error:
-            open_engine(place)
+            open_log(place)
         assert SECRET not in str(error.value)
     assert spark_path(given) == given
     with pytest.raises(InvalidInputError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from kafkalog.storage_engine.log.log import Log
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.datasource.logs import NOW_MS
 
@@ -26,8 +26,8 @@ class TwoLogs:
         self.options = options
         """The options `store.*` of the URL."""
         self.logs: Sequence[Log] = (
-            open_engine(self.directory),
-            open_engine(self.url, options=options),
+            open_log(self.directory),
+            open_log(self.url, options=options),
         )
         self._written = 0
 

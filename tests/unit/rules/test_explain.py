@@ -215,7 +215,6 @@ def test_an_uncleanable_partition_says_why_since_when_and_until_when(place: Plac
     assert "tries again" in finding(place, "uncleanable", retry_at_ms).sentence
 
 
-@pytest.mark.fault(objects="the remedy leaves out --deep, without which verify reads no object")
 def test_the_command_that_is_said_to_show_damage_shows_it(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -201,8 +201,7 @@ def test_a_mark_of_a_newer_release_is_respected(place: Place) -> None:
 
 
 @pytest.mark.parametrize("content", [
-    pytest.param("", marks=pytest.mark.fault(objects="status and choice take it for no mark")),
-    "{", "[]", "7", '{"version": 1}', '{"version": 1, "reason": 3}',
+    "", "{", "[]", "7", '{"version": 1}', '{"version": 1, "reason": 3}',
     '{"version": 1, "reason": "x", "retry_at_ms": "soon"}',
     '{"version": 1, "reason": "x", "config": 7}', '{"version": 1, "reason": "x", "more": 1}',
 ])  # fmt: skip
@@ -304,3 +303,26 @@ def test_bad_partitions_are_marked_told_and_never_stop_the_good_ones(place: Plac
     place.log.clean("a", force=True, now_ms=1000)
     states = [s.state for s in place.log.status(now_ms=1000)]
     assert states == ["clean", "uncleanable", "not due"]
+
+
+# --- beside readers, and what earlier cleanings have left ----------------------------------------
+
+
+def test_a_reader_that_is_open_during_a_cleaning_sees_its_moment(place: Place) -> None:
+    reader = filled(place).log.read("t", 0)
+    first = next(reader)
+    place.log.clean(force=True, now_ms=1)
+    rest = [offset for batch in reader for offset in batch["offset"].to_pylist()]
+    assert first["offset"].to_pylist() + rest == list(range(10))
+    assert offsets(place.log) == [8, 9]
+
+
+@pytest.mark.parametrize("text", ["{", "7", "[" * 100_000])
+def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
+    place: Place, text: str
+) -> None:
+    filled(place)
+    for name in (layout.LAST_CLEANING, layout.DELETE_HORIZON, layout.UNCLEANABLE):
+        place.put_note(name, text)
+    assert [stats.error for stats in place.log.clean(force=True, now_ms=1)] == [None]
+    assert (offsets(place.log), place.status(1).state) == ([8, 9], "clean")

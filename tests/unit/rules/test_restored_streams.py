@@ -12,7 +12,7 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import CommitConflictError
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.writer import WRITER_RETENTION_MS
 from kafkalog.storage_engine.place import written_place
@@ -222,7 +222,7 @@ def test_a_query_that_was_made_forgotten_goes_on(stream: Stream, by: str) -> Non
 
 
 def shared_engine_of(stream: Stream) -> Any:
-    return shared_engine(written_place({"path": str(stream.place)}))
+    return shared_log(written_place({"path": str(stream.place)}))
 
 
 def test_two_queries_on_copies_of_a_checkpoint_are_told_apart(

@@ -162,7 +162,7 @@ def test_only_the_named_topic_is_looked_at(place: Place) -> None:
 def test_a_log_opened_read_only_is_not_retained(place: Place) -> None:
     filled(place, hours=1, retention_ms=1)
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        place.other(read_only=True)._engine.apply_retention(now_ms=at(10**6))
+        place.other(read_only=True)._log.apply_retention(now_ms=at(10**6))
 
 
 # --- readers -------------------------------------------------------------------------------------
@@ -289,7 +289,6 @@ def test_records_deleted_during_a_round_stay_clean(place: Place) -> None:
     assert place.status(1).state == "clean"
 
 
-@pytest.mark.fault(objects="retention does not ask whether a partition is uncleanable")
 def test_an_uncleanable_partition_is_not_retained(place: Place) -> None:
     two_an_hour(place, "t", "u", policy="compact,delete", retention_ms=1)
     place.mark(topic="t", now_ms=100 * HOUR_MS)

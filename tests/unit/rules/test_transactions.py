@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
 
 import pytest
 from crc32c import crc32c
@@ -161,7 +160,7 @@ def test_batches_that_go_whole_are_not_decoded(place: Place) -> None:
     header = bytearray(batch.data)
     struct.pack_into(">i", header, 57, 3)  # three records, of which there is one
     struct.pack_into(">I", header, 17, crc32c(bytes(header[21:])))
-    place.append_raw(SimpleNamespace(data=bytes(header)), now_ms=0)
+    place.append_bytes(bytes(header), now_ms=0)
     log.end, log.running[1] = 3, 0
     log.abort(1)
     log.data(1)
@@ -269,17 +268,14 @@ def test_rounds_that_end_within_transactions_keep_what_the_next_ones_need(place:
     entries = [(1, 8, 10), (2, 11, 16)]
     assert log.indexed() == entries
     three = {"dedupe_buffer_size": 24 * 4}  # keys
-    if place.swaps_after_each_round:
-        assert log.clean(**three).end_offset == 4
-        assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
-        assert log.offsets() == [0, 2, 3, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
-        assert log.indexed() == entries
-        assert log.clean(**three).end_offset == 14
-        assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
-        assert log.offsets() == [0, 2, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
-        assert log.indexed() == []
-    else:
-        assert log.clean(**three).rounds == 3
+    assert log.clean(**three).end_offset == 4
+    assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
+    assert log.offsets() == [0, 2, 3, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
+    assert log.indexed() == entries
+    assert log.clean(**three).end_offset == 14
+    assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 10, 13, 15, 16, 17, 19]
+    assert log.offsets() == [0, 2, 4, 5, 6, 7, 10, 13, 14, 15, 16, 17, 18, 19]
+    assert log.indexed() == []
     assert log.clean(DAY, **three).end_offset == 20
     assert [batch.base for batch in log.batches()] == [0, 2, 4, 6, 7, 13, 15, 17, 19]
     assert log.offsets() == [0, 2, 4, 5, 6, 7, 13, 15, 17, 18, 19]

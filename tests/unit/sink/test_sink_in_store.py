@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, StorageError
-from kafkalog.sink.shared_log import shared_engine
+from kafkalog.sink.shared_log import shared_log
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import requests_sent, shared_client
@@ -47,7 +47,7 @@ def data_objects(address: StoreAddress) -> int:
 
 def counted(address: StoreAddress, act: Callable[[], Any]) -> Mapping[str, int]:
     """Return the requests of this process: of the driver's log, and of tasks."""
-    clients = [shared_engine(address).client, shared_client(address)]
+    clients = [shared_log(address).client, shared_client(address)]
     before = [Counter(client.counts) for client in clients]
     act()
     after = [Counter(client.counts) for client in clients]
@@ -189,10 +189,10 @@ def test_no_secret_is_in_what_spark_gets(
     message = write_on_s3.attempt(ROWS, writer=writer)
     store_proxy.reset(Rule(Fault.REFUSED_409, "PUT", ".commit", times=99))
     with pytest.raises(StorageError) as fault:
-        shared_engine(s3_address).commit([message.staged])  # type: ignore[list-item]
+        shared_log(s3_address).commit([message.staged])  # type: ignore[list-item]
     seen = [
         pickle.dumps(each)
-        for each in (writer, message, shared_engine(s3_address), str(fault.value), caplog.text)
+        for each in (writer, message, shared_log(s3_address), str(fault.value), caplog.text)
     ]
     assert all(store_server.secret.encode() not in each for each in seen)
 

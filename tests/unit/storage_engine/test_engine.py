@@ -27,7 +27,7 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from kafkalog.storage_engine.metadata.state import State
 from kafkalog.storage_engine.metadata.writer import Writer
-from kafkalog.storage_engine.place import open_engine
+from kafkalog.storage_engine.place import open_log
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.unit.storage_engine.faults import Died
 
@@ -43,7 +43,7 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
 def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="a log directory has no URL"):
-        open_engine(path)
+        open_log(path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -58,7 +58,7 @@ def test_a_number_of_partitions_out_of_range_is_an_error(
     place: Path | str, partitions: int
 ) -> None:
     with pytest.raises(InvalidInputError, match=f"partitions, found {partitions}"):
-        open_engine(place).create_topic("t", partitions)
+        open_log(place).create_topic("t", partitions)
 
 
 def test_a_directory_without_a_log_is_not_opened_read_only(tmp_path: Path) -> None:
@@ -104,9 +104,9 @@ def test_a_brokers_directory_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_a_topic_is_there_for_every_process(place: Path | str) -> None:
-    topic = open_engine(place).create_topic("t", 3, {"segment.bytes": "1000"})
+    topic = open_log(place).create_topic("t", 3, {"segment.bytes": "1000"})
     assert len(topic.topic_id) == 22
-    assert open_engine(place).describe("t") == topic
+    assert open_log(place).describe("t") == topic
     assert topic.config == {"cleanup.policy": "compact", "segment.bytes": "1000"}
 
 
@@ -135,7 +135,7 @@ def test_close_writes_kafkas_root_checkpoints(tmp_path: Path) -> None:
 
 
 def test_an_existing_topic_is_not_created_again(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     topic = engine.create_topic("t")
     with pytest.raises(InvalidInputError, match=r"'t' exists already\. .* --if-not-exists"):
         engine.create_topic("t")
@@ -228,7 +228,7 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
 def test_what_is_no_whole_number_is_refused(
     place: Path | str, act: Callable[[Log], object]
 ) -> None:
-    log = open_engine(place)
+    log = open_log(place)
     log.create_topic("t", config={"cleanup.policy": "delete"})
     log.append("t", [("a", "1")])
     assert log.delete_records("t", np.int64(0), np.int64(1)) == 1
@@ -240,7 +240,7 @@ def test_what_is_no_whole_number_is_refused(
 
 
 def test_one_name_alone_is_no_list_of_columns(place: Path | str) -> None:
-    log = open_engine(place)
+    log = open_log(place)
     log.create_topic("t")
     with pytest.raises(InvalidInputError, match="expected several names, found the text 'key'"):
         [*log.read("t", 0, columns="key")]
@@ -249,12 +249,12 @@ def test_one_name_alone_is_no_list_of_columns(place: Path | str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "x" * 250, "ä", None])
 def test_a_name_that_kafka_forbids_is_an_error(place: Path | str, name: Any) -> None:
     with pytest.raises(InvalidInputError, match="is not allowed"):
-        open_engine(place).create_topic(name)
+        open_log(place).create_topic(name)
 
 
 def test_kafkas_own_topics_are_not_created(place: Path | str) -> None:
     with pytest.raises(InvalidInputError, match="belongs to Kafka itself"):
-        open_engine(place).create_topic("__consumer_offsets")
+        open_log(place).create_topic("__consumer_offsets")
 
 
 @pytest.mark.parametrize(
@@ -291,17 +291,17 @@ def test_a_bad_config_names_the_config_and_its_range(
     place: Path | str, config: dict[str, str], message: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=message):
-        open_engine(place).create_topic("t", 1, config)
-    assert open_engine(place).topics() == []
+        open_log(place).create_topic("t", 1, config)
+    assert open_log(place).topics() == []
 
 
 def test_a_config_that_is_a_number_is_kept_as_text(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     given: dict[str, Any] = {"segment.bytes": 1000, "preallocate": False}
     engine.create_topic("t", 1, given)
     ratio: dict[str, Any] = {"min.cleanable.dirty.ratio": 0.25}
     engine.alter_topic("t", ratio)
-    kept = open_engine(place).describe("t").config
+    kept = open_log(place).describe("t").config
     assert kept == {
         "cleanup.policy": "compact",
         "segment.bytes": "1000",
@@ -330,37 +330,37 @@ def test_internal_segment_bytes_overrides_segment_bytes() -> None:
 
 
 def test_an_empty_policy_means_no_cleanup_at_all(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     engine.create_topic("t", 1, {"cleanup.policy": "", "preallocate": "false"})
     config = TopicConfig.parse(engine.describe("t").config)
     assert not config.is_compacted and not config.is_deleted
 
 
 def test_a_config_is_altered_for_every_process(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     engine.create_topic("t", 1, {"segment.bytes": "1000"})
     engine.append("t", [("k", "v")])
     engine.alter_topic("t", {"segment.bytes": "2000", "segment.ms": "5"})
-    described = open_engine(place).describe("t")
+    described = open_log(place).describe("t")
     assert described.config["segment.bytes"] == "2000"
     assert described.partitions[0].high_watermark == 1
 
 
 def test_an_unknown_topic_is_named_with_those_there_are(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     engine.create_topic("a")
     with pytest.raises(UnknownTopicError, match="the topics of this log are: a"):
         engine.offsets("b")
 
 
 def test_a_read_only_log_is_not_written(place: Path | str) -> None:
-    open_engine(place).create_topic("t")
+    open_log(place).create_topic("t")
     with pytest.raises(InvalidInputError, match="opened read-only"):
-        open_engine(place, read_only=True).append("t", [("k", "v")])
+        open_log(place, read_only=True).append("t", [("k", "v")])
 
 
 def test_a_record_above_max_message_bytes_is_an_error(place: Path | str) -> None:
-    engine = open_engine(place)
+    engine = open_log(place)
     engine.create_topic("t", 1, {"max.message.bytes": "1000"})
     with pytest.raises(InvalidInputError, match=r"max\.message\.bytes"):
         engine.append("t", [("k", "v" * 2000)])

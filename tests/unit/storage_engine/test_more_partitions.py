@@ -117,7 +117,7 @@ def test_a_growth_that_died_anywhere_can_be_repeated(tmp_path: Path) -> None:
 
 def test_a_stream_reads_every_record_of_a_topic_that_grows(log: KafkaLog) -> None:
     log.create_topic("t", 2, DELETED)
-    query = StreamingQuery(log._engine.root, {"subscribe": "t", "startingOffsets": "earliest"})
+    query = StreamingQuery(log._log.root, {"subscribe": "t", "startingOffsets": "earliest"})
     read = []
     for rounds, count in enumerate((2, 6, 7)):
         if rounds:
@@ -132,7 +132,7 @@ def test_a_stream_reads_every_record_of_a_topic_that_grows(log: KafkaLog) -> Non
 
 def test_what_a_sink_staged_before_the_growth_is_committed_after_it(log: KafkaLog) -> None:
     log.create_topic("t", 2, DELETED)
-    engine = log._engine
+    engine = log._log
     staged = StagedWriter(None, engine.state(), now_ms=lambda: NOW_MS)
     staged.append("t", pa.record_batch({"key": KEYS, "value": KEYS}))
     message = staged.finish()

@@ -76,7 +76,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def commits(log: KafkaLog) -> int:
-    return log._engine.state().number
+    return log._log.state().number
 
 
 # --- what is written -----------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_keys_go_where_an_append_sends_them(log: KafkaLog) -> None:
 def test_a_record_has_the_time_of_its_sending(log: KafkaLog) -> None:
     times = itertools.count(1_700_000_000_000)
     with record_producer.Producer(
-        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
+        log._log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=times.__next__
     ) as producer:
         for number in range(5):
             producer.send("k", str(number))
@@ -313,7 +313,7 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
         log.append("t", pa.RecordBatch.from_pydict(columns), now_ms=1_700_000_000_000)
     clock = lambda: 1_700_000_000_000  # noqa: E731
     with record_producer.Producer(
-        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
+        log._log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=clock
     ) as producer:
         producer.send("before", "v")
         with pytest.raises(InvalidInputError) as of_send:
@@ -486,10 +486,10 @@ def test_the_log_knows_a_producer_as_a_writer_until_it_is_closed(log: KafkaLog) 
     with log.producer("t") as producer:
         producer.send("k", "v")
         producer.flush()
-        (name,) = log._engine.state().writers
+        (name,) = log._log.state().writers
         assert name.startswith("producer-")
         assert name.endswith(" t")
-    assert log._engine.state().writers == {}
+    assert log._log.state().writers == {}
 
 
 def test_a_producer_cannot_be_pickled(log: KafkaLog) -> None:
@@ -630,7 +630,7 @@ def test_a_record_that_was_taken_in_time_is_written_however_late(log: KafkaLog) 
     log.alter_topic("t", limits)
     times = iter([10_000, 20_000, 3_600_000, 3_600_000])
     with record_producer.Producer(
-        log._engine, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
+        log._log, "t", batch_size=1 << 20, linger_ms=NEVER_MS, clock=lambda: next(times)
     ) as producer:
         producer.send("early", "v", timestamp=9_000)
         producer.send("late", "v", timestamp=21_000)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kafkalog.cleaner.dedup.log_to_clean import log_to_clean
+from kafkalog.cleaner.directory.log_to_clean import log_to_clean
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.layout import MAX_TIMESTAMP_POSITION

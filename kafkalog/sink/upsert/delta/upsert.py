@@ -85,11 +85,7 @@ class DeltaUpsert(Upsert):
     Spark may plan again.
     """
 
-    def __init__(
-        self,
-        table: str | PathLike[str],
-        **given: Unpack[UpsertArguments],
-    ) -> None:
+    def __init__(self, table: str | PathLike[str], **given: Unpack[UpsertArguments]) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(address, **given)
         self._in_sql = f"delta.{quoted(address)}" if "/" in address else _in_sql(address)

@@ -108,9 +108,7 @@ def sql_name(*parts: str) -> Identifier:
 
 
 def run(
-    connection: Connection,
-    statement: Statement,
-    values: Sequence[Any] | Mapping[str, Any] = (),
+    connection: Connection, statement: Statement, values: Sequence[Any] | Mapping[str, Any] = ()
 ) -> psycopg.Cursor[tuple[Any, ...]]:
     """Run one statement."""
     # Always pass values, even none: only then %% means one %.
@@ -118,9 +116,7 @@ def run(
 
 
 def one(
-    connection: Connection,
-    statement: Statement,
-    values: Sequence[Any] | Mapping[str, Any] = (),
+    connection: Connection, statement: Statement, values: Sequence[Any] | Mapping[str, Any] = ()
 ) -> Any:
     """Return the first value of the first row of a query; None if there is no row."""
     row = run(connection, statement, values).fetchone()

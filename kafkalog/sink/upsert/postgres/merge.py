@@ -238,11 +238,7 @@ class Merge:
             return number in several
 
         moves = values.arrange(has_earlier)
-        run(
-            connection,
-            f"DELETE FROM {_NUMBERED} WHERE {_NUMBER} = ANY(%s)",
-            (moves.postponed,),
-        )
+        run(connection, f"DELETE FROM {_NUMBERED} WHERE {_NUMBER} = ANY(%s)", (moves.postponed,))
         run(
             connection,
             f"UPDATE {_NUMBERED} SET {_NUMBER} = "
@@ -386,10 +382,7 @@ class Merge:
             if column.name in self.table.keys or not has_keys_alone
         ]
         return SQL("SELECT {}, {} FROM {} WHERE {} = ANY(%(attempts)s)").format(
-            SQL(", ".join([DELETED, *RECORD])),
-            SQL(", ").join(chosen),
-            self._source,
-            SQL(ATTEMPT),
+            SQL(", ".join([DELETED, *RECORD])), SQL(", ").join(chosen), self._source, SQL(ATTEMPT)
         )
 
     def _latest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:

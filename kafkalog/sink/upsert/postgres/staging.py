@@ -266,11 +266,7 @@ class _Copying:
     def result(self) -> StagedRows:
         """Return what was copied."""
         return StagedRows(
-            self._attempt,
-            self._rows,
-            self._deletions,
-            self._seems_unique,
-            refused=self._refused,
+            self._attempt, self._rows, self._deletions, self._seems_unique, refused=self._refused
         )
 
     def add(self, rows: pa.Table) -> None:

@@ -116,12 +116,7 @@ class PostgresUpsert(Upsert):
     older checkpoint, and StorageError for other refusals of PostgreSQL.
     """
 
-    def __init__(
-        self,
-        conninfo: str,
-        table: str,
-        **given: Unpack[UpsertArguments],
-    ) -> None:
+    def __init__(self, conninfo: str, table: str, **given: Unpack[UpsertArguments]) -> None:
         super().__init__(table, **given)
         name = table.rpartition(".")[2]
         if not name or table.startswith(".") or name.startswith("kafkalog_"):

@@ -23,8 +23,8 @@ PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.
     relaxed_commits.py release.py retention.py staging.py topic_deletion.py) \
     $(addprefix tests/unit/cleaner/test_, clean.py manager.py pause.py swap.py thread.py) \
     $(addprefix tests/unit/rules/test_, clean.py manager.py retention.py)
-# Dead before an act, a process leaves what it leaves dead after the one before; one fault of a disk will do.
-PLATFORM_CASES := not (any_act and before) and not (any_act and 28-)
+# One fault of a disk will do.
+PLATFORM_CASES := not (any_act and 28-)
 KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 

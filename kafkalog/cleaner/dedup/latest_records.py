@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
-from kafkalog.cleaner.dedup.offset_map import WHOLE, OffsetMap, Part
+from kafkalog.cleaner.dedup.offset_map import WHOLE, HashPart, OffsetMap
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.dedup.spill.spilled import Spill, Spilled
 from kafkalog.cleaner.state.notes import DirectoryNotes, packed, unpacked
@@ -163,7 +163,7 @@ def build_offset_map(
     offset_map: OffsetMap,
     *,
     is_mapped: IsMapped,
-    part: Part = WHOLE,
+    part: HashPart = WHOLE,
     chunk_size: int = CHUNK_SIZE,
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,

@@ -7,13 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from kafkalog.datasource.columns import check_columns
 from kafkalog.datasource.initial_offsets import InitialOffsets
@@ -34,6 +27,14 @@ from kafkalog.datasource.snapshot import HeldViews, has_snapshot, is_unread, spl
 from kafkalog.datasource.stored_partition import stored_partitions
 from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.plain_errors import plain
+from kafkalog.spark_release import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+    refuse_limits,
+)
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parsed = SourceOptions.parse(self._given)
             check_columns(self._schema)
             parsed.check_stream()
+            refuse_limits(parsed.warn_of_batch)
             if parsed.min_offsets_per_trigger is not None:
                 self._delay = TriggerDelay(
                     parsed.min_offsets_per_trigger, parsed.max_trigger_delay_ms

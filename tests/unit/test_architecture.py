@@ -70,6 +70,7 @@ LEAVES = {
     "schema",
     "spark_offset_log",
     "spark_options",
+    "spark_release",
     "cleaner/config",
 }
 """Modules that every room may import."""

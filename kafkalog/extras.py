@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["PACKAGES", "install_command"]
 
 PACKAGES: Final = {
-    "spark": ("pyspark>=4.2", "pandas>=2.2,<3"),
+    "spark": ("pyspark>=4.0,<4.3", "pandas>=2.2,<3"),
     "state": ("protobuf>=6.33",),
     "metrics": ("prometheus-client>=0.20",),
     "sqlite": ("adbc-driver-sqlite>=1.8",),

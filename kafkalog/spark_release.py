@@ -78,7 +78,7 @@ def fault_of_release(version: str) -> str | None:
     """Return why kafkalog does not run on a release of Spark; None if it does."""
     if _line_of(version) >= _OLDEST:
         return None
-    return f"Spark {version} has no sources in Python (expected Spark 4.0 or later)"
+    return f"Spark has no sources in Python (expected Spark 4.0 or later, found {version})"
 
 
 def avro_package(version: str) -> str:
@@ -87,12 +87,11 @@ def avro_package(version: str) -> str:
     return f"org.apache.spark:spark-avro_2.13:{_AVRO[line]}"
 
 
-def delta_package(version: str) -> str | None:
-    """Return the coordinates of Delta Lake for a release of Spark; None if there is none."""
-    major, minor = line = _line_of(version)
-    if line not in _DELTA_IS_FOR:
-        return None
-    return f"io.delta:delta-spark_{major}.{minor}_2.13:{_DELTA}"
+def delta_package(version: str) -> tuple[str, str]:
+    """Return a release of Spark with Delta Lake, this one if it has it, and Delta's coordinates."""
+    line = _line_of(version)
+    major, minor = line if line in _DELTA_IS_FOR else max(_DELTA_IS_FOR)
+    return f"{major}.{minor}", f"io.delta:delta-spark_{major}.{minor}_2.13:{_DELTA}"
 
 
 def refuse_limits(names: Sequence[str]) -> None:

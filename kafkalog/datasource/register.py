@@ -46,13 +46,19 @@ def register(spark: SparkSession) -> None:
     Raises InvalidInputError, which says what to set, if the workers cannot import kafkalog. Nobody
     can change the Python of a Spark Connect server that was started elsewhere.
     """
-    from kafkalog.datasource.source import KafkaLogDataSource
+    import pyspark
 
+    from kafkalog.spark_release import fault_of_release
+
+    if refused := fault_of_release(pyspark.__version__):
+        raise InvalidInputError(f"register: {refused}")
     if not hasattr(spark, "dataSource"):
         raise InvalidInputError(
             f"register: it takes a session (expected a SparkSession, found {spark!r}). Give it the "
             "one that reads or writes the log."
         )
+    from kafkalog.datasource.source import KafkaLogDataSource
+
     context = _context(spark)
     if context is not None and hasattr(spark, "_jsparkSession"):
         _activate_in_new_threads(spark)

@@ -24,6 +24,7 @@ __all__ = [
     "avro_package",
     "delta_package",
     "fault_of_release",
+    "lacking",
     "messages_from_socket",
     "refuse_limits",
 ]
@@ -94,16 +95,21 @@ def delta_package(version: str) -> tuple[str, str]:
     return f"{major}.{minor}", f"io.delta:delta-spark_{major}.{minor}_2.13:{_DELTA}"
 
 
+def lacking(what: str, since: str, instead: str) -> InvalidInputError:
+    """Return the error for what this release of Spark lacks, and has `since` a later one."""
+    import pyspark
+
+    return InvalidInputError(
+        f"{what}: this Spark lacks it (expected Spark {since} or later, found "
+        f"{pyspark.__version__}). {instead}, or use Spark {since}."
+    )
+
+
 def refuse_limits(names: Sequence[str]) -> None:
     """Raise InvalidInputError for options of a stream that this release of Spark cannot keep."""
     if names and not HAS_LIMITS:
-        import pyspark
-
-        raise InvalidInputError(
-            f"option {names[0]}: a source in Python cannot bound its micro-batches (expected Spark "
-            f"4.2 or later, found {pyspark.__version__}). Leave the option out, and each "
-            "micro-batch reads all that is there, or use Spark 4.2."
-        )
+        instead = "Leave the option out, and each micro-batch reads all that is there"
+        raise lacking(f"option {names[0]}", "4.2", instead)
 
 
 def messages_from_socket(address: Any) -> contextlib.AbstractContextManager[Iterator[Any]]:

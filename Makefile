@@ -45,10 +45,10 @@ demo: $(DEMO_READY) ## a git repository's history, compacted while it streams; A
 test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, on all cores (JOBS); ARGS are pytest's
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
-test-rest: $(READY) ## the tests that `make test` leaves out, of long lists the part of the day, in REST_JOBS (2) processes, each with its own Spark
+test-rest: $(READY) ## the tests that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
 	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(ARGS)
 
-test-all: test test-rest ## both of them; with KAFKALOG_DAY=every all tests
+test-all: test test-rest ## both of them
 
 test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
 	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen -k '$(PLATFORM_CASES)' $(PLATFORM_TESTS) $(ARGS)
@@ -76,22 +76,20 @@ twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and b
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)
 
-kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40), their workers WORKER_KILLS (100), cleaners at each act; one on a full disk; all rules of Delta
+kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40), their workers WORKER_KILLS (100), one on a full disk
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py \
 	    tests/spark/examples/test_orders_pipeline.py $(ARGS)
 	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py $(ARGS)
-	KAFKALOG_DAY=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_cleaning.py $(ARGS)
 	KAFKALOG_KILLS=$(UPSERT_KILLS) KAFKALOG_WORKER_KILLS=$(WORKER_KILLS) \
 	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
-	KAFKALOG_DISK=full KAFKALOG_DELTA=full $(BIN)/python -m pytest -s tests/acceptance/test_full_disk.py \
-	    tests/spark/sink/test_spark_delta.py $(ARGS)
+	KAFKALOG_DISK=full $(BIN)/python -m pytest -s tests/acceptance/test_full_disk.py $(ARGS)
 
 moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; values of 100 MiB in a worker
 	KAFKALOG_MOMENTS=full KAFKALOG_LARGE=full $(BIN)/python -m pytest -s tests/acceptance/test_one_moment.py \
 	    tests/acceptance/test_large_values.py $(ARGS)
 
 connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one
-	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect tests/spark/datasource/test_register.py $(ARGS)
+	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect $(ARGS)
 
 cluster-test: $(READY) ## a stream of 100 micro-batches on a standalone cluster, a worker killed three times
 	KAFKALOG_CLUSTER=full $(BIN)/python -m pytest -s tests/acceptance/test_standalone_cluster.py $(ARGS)
@@ -135,7 +133,7 @@ docs: $(READY) ## the documents as a site, in site/; every link is checked
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)
 
-bench-quick: $(READY) $(PEERS) ## a third of the programs, each day another one, on small inputs: they work, and measure nothing
+bench-quick: $(READY) $(PEERS) ## every benchmark on small inputs: they work, and measure nothing
 	$(BIN)/python -m bench --quick $(ARGS)
 
 clean: ## remove .venv, .peers and every cache

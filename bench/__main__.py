@@ -6,10 +6,9 @@ Without a name, all of them. With --write the figures are kept in docs/benchmark
 those that the programs gave before. The page, its charts and the numbers in README.md are made from
 that file; so a part can be measured again alone. What is written is complete: a program that lacks
 its peer is broken then. With --quick inputs are small, two processes run at a time, none for more
-than ten minutes, those with Spark together in one, and what is printed is no measurement: it shows
-that they work. Unless programs are named, --quick runs a third of them, and another third on the
-next day. One that ends with an error ends the run, after the others. SIGTERM and Ctrl-C end the
-programs too.
+than ten minutes a program, those with Spark together in one, and what is printed is no measurement:
+it shows that they work. One that ends with an error ends the run, after the others. SIGTERM and
+Ctrl-C end the programs too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from typing import Any, Final
 from bench import readme
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path, machine
 from tests import class_archives
-from tests.day import todays
 
 QUICK_LIMIT_S: Final = 600
 LAST_WORDS_S: Final = 30
@@ -47,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help="write docs/benchmarks.md")
     parser.add_argument("--path", type=Path, help="a directory on the disk to measure")
     options = parser.parse_args(arguments)
-    names = options.programs or (quick_ones() if options.quick else list(PROGRAMS))
+    names = options.programs or list(PROGRAMS)
     unknown = sorted({*names} - {*PROGRAMS})
     if unknown:
         parser.error(f"no program {', '.join(unknown)}; there are {', '.join(PROGRAMS)}")
@@ -76,13 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"=== {len(names)} programs: {seconds} s", file=sys.stderr, flush=True)
     if broken:
         raise SystemExit(f"broken: {', '.join(broken)}")
-
-
-def quick_ones() -> list[str]:
-    """Return the third of the day: of the programs with a shared Spark, and of the others."""
-    others = [name for name in PROGRAMS if name not in WITH_SPARK]
-    today = {*todays(WITH_SPARK, 3), *todays(others, 3)}
-    return [name for name in PROGRAMS if name in today]
 
 
 def grouped(names: Sequence[str]) -> list[list[str]]:
@@ -119,7 +110,7 @@ class Runner:
         print(f"=== python {' '.join([*arguments, *path])}", file=sys.stderr, flush=True)
         started, claims = time.monotonic(), list[dict[str, Any]]()
         with self._start([sys.executable, *arguments, *path, "--json"]) as process:
-            limit = threading.Timer(QUICK_LIMIT_S, end, [process])
+            limit = threading.Timer(QUICK_LIMIT_S * len(names), end, [process])
             limit.daemon = True
             if self._is_quick:
                 limit.start()

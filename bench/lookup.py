@@ -45,7 +45,7 @@ from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.format.compression import SIZE_MAX, decompress
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segments import headers
+from kafkalog.storage_engine.segment.locate import headers
 
 TOPIC: Final = "t"
 CONFIG: Final = {

@@ -76,9 +76,9 @@ OPEN: Final = """
 import json, re, sys, time
 started = time.perf_counter()
 import kafkalog
-from kafkalog.storage_engine.place import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 log = kafkalog.open(sys.argv[1])
-partitions = sum(len(t.partitions) for t in engine_of(log).state().topics.values())
+partitions = sum(len(t.partitions) for t in directory_log_of(log).state().topics.values())
 seconds = time.perf_counter() - started
 peak_kib = int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
 records = sum(end for _, end in log.offsets("t").values())

@@ -15,12 +15,12 @@ from secrets import token_hex
 
 import pyarrow as pa
 
+from kafkalog.cleaner.objects.regroup_plan import GET_PRICE, price_of
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.client import GET
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
 TERABYTE = 10**12
 OBJECT = 8 << 20
@@ -62,8 +62,8 @@ def main(partitions: list[int]) -> None:
         started = time.process_time()
         regroup_requests, requests, inputs, size = counted(count)
         share = TERABYTE / size
-        price = S3_STANDARD.of(regroup_requests + requests) * share
-        more = S3_STANDARD.get * (count - 1) * OBJECTS * share
+        price = price_of(regroup_requests + requests) * share
+        more = GET_PRICE * (count - 1) * OBJECTS * share
         print(
             f"{count} partitions, 1 TB of 8 MiB objects: to regroup {dict(regroup_requests)} for "
             f"{OBJECTS} objects ({regroup_requests[GET] / OBJECTS:.2f} GETs each), to clean "

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["PACKAGES", "install_command"]
-
 PACKAGES: Final = {
     "spark": ("pyspark>=4.0,<4.3", "pandas>=2.2,<3"),
     "state": ("protobuf>=6.33",),

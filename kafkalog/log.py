@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs import clock, files
-from kafkalog.storage_engine.log.log import now_of
-from kafkalog.storage_engine.place import directory_log_of, open_engine
+from kafkalog.storage_engine.log.log import now_of, only_in_directory
+from kafkalog.storage_engine.place import open_engine
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.erase import Erasure, Progress
     from kafkalog.erasure.occurrences import Occurrences
-    from kafkalog.storage_engine.directory.raw_append import Source
+    from kafkalog.storage_engine.log.log import Source
     from kafkalog.storage_engine.log.results import CommitResult
     from kafkalog.storage_engine.metadata.state import TopicState
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
@@ -118,14 +118,15 @@ class KafkaLog:
 
         Raises InvalidInputError for a log in an object store.
         """
-        return directory_log_of(self).root
+        root = self._engine.root
+        if not isinstance(root, Path):
+            raise only_in_directory(root)
+        return root
 
     @property
     def cleaner(self) -> CleanerThread | None:
         """The background cleaner, which counts its cleanings and failures; None without one."""
         return self._cleaner
-
-    # --- topics ----------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -188,8 +189,6 @@ class KafkaLog:
         """Return {partition: (log start offset, high watermark)}; raises UnknownTopicError."""
         return self._engine.offsets(topic)
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def append(self, topic: str, records: Any, *, now_ms: int | None = None) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
@@ -221,7 +220,7 @@ class KafkaLog:
         CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
         appended then. Kafka: UnifiedLog.appendAsFollower.
         """
-        return directory_log_of(self).append_raw(topic, partition, source, now_ms=now_ms)
+        return self._engine.append_raw(topic, partition, source, now_ms=now_ms)
 
     def producer(self, topic: str, *, batch_size: int = 1 << 20, linger_ms: float = 5) -> Producer:
         """Return a producer of single records, a context manager: it commits many of them at once.
@@ -249,8 +248,6 @@ class KafkaLog:
         OffsetOutOfRangeError, which names the valid range. Kafka: Admin.deleteRecords.
         """
         return self._engine.delete_records(topic, partition, before, now_ms=now_ms)
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def read(
         self,
@@ -333,8 +330,6 @@ class KafkaLog:
         """
         return self._engine.offset_for_time(topic, ms, isolation_level=isolation_level)
 
-    # --- cleaning --------------------------------------------------------------------------------
-
     def clean(
         self,
         topic: str | None = None,
@@ -379,11 +374,9 @@ class KafkaLog:
         Raises UnknownTopicError, and InvalidInputError when the log is closed.
         """
         self._check_open()
-        from kafkalog.cleaner.report.explain import explain_topics
+        from kafkalog.cleaner.report.explain import explain
 
-        return explain_topics(self._engine, topic, _clock(now_ms)())
-
-    # --- erasing ---------------------------------------------------------------------------------
+        return explain(self._engine, topic, _clock(now_ms)())
 
     def erase(
         self,
@@ -447,8 +440,6 @@ class KafkaLog:
             is_strict=strict,
             progress=files.users_call(progress),
         )
-
-    # --- closing ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close producers that are open, stop the background cleaner, then close the log.

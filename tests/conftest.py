@@ -47,7 +47,6 @@ if not os.environ.get("KAFKALOG_TEST_PATH"):
 import pytest  # noqa: E402 - the environment comes first
 
 from tests.conformance.installation import decided  # noqa: E402
-from tests.day import TOLD, has_day  # noqa: E402
 from tests.kernel_builds import SHEETS  # noqa: E402
 from tests.log_place import TEST_PATH, delete_logs  # noqa: E402
 from tests.object_store_server import (  # noqa: E402 - fixtures
@@ -77,23 +76,12 @@ def pytest_configure() -> None:
                 raise pytest.UsageError(f"{library}: older than its sources. Run `make setup`.")
 
 
-def pytest_report_header() -> str:
-    """Say which day's part of the long lists of cases runs."""
-    return f"KAFKALOG_DAY={TOLD}"
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `make test` runs: each unit test that is not slow is `chosen`.
-
-    Of the tests that are `alternating`, `make test-rest` leaves out those of another day.
-    """
-    is_rest = config.option.markexpr == "not chosen"
+    """Mark what `make test` runs: each unit test that is not slow is `chosen`."""
     for item in items:
         if UNIT in item.path.parents and not item.get_closest_marker("slow"):
             item.add_marker("chosen")
-        if is_rest and item.get_closest_marker("alternating") and not has_day(item.name, 3):
-            item.add_marker(pytest.mark.skip(reason="it has another day"))
 
 
 def _cpu_seconds() -> float:

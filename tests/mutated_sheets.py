@@ -2,13 +2,13 @@
 
     python -m tests.mutated_sheets [SHEET:FUNCTION.LOCAL...]
 
-Without a name, half of `MUTANTS`, the others on the next day; KAFKALOG_DAY=every takes all of them.
-The locals of `MUTANTS` hold numbers above 2^31 in tests. Most others hold them only for arrays of
-more than 2 GiB: for all of them, test_sheets.py compares the type itself.
+Without a name, all of `MUTANTS`, whose locals hold numbers above 2^31 in tests. Most others hold
+them only for arrays of more than 2 GiB: for all of them, test_sheets.py compares the type itself.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from tests import kernel_builds
-from tests.day import todays
 
 MUTANTS: Final = (
     "cleaner/dedup/kernels:hash_keys.size",
@@ -74,12 +73,13 @@ def copy_compiled(tree: Path) -> None:
 
 
 def main() -> None:
-    """Try the mutants that are named, or those of the day; exit with 1 when one is not caught."""
+    """Try the mutants that are named, or all; exit with 1 when one is not caught."""
     tree = kernel_builds.ROOT / "build" / "kernels" / "mutated"
     shutil.rmtree(tree, ignore_errors=True)
     kernel_builds.copy(tree)
     copy_compiled(tree)
-    mutants = sys.argv[1:] or todays(MUTANTS, 2)
+    os.environ["CC"] = kernel_builds.quick_gcc(tree)
+    mutants = sys.argv[1:] or MUTANTS
     missed = 0
     for mutant in mutants:
         caught = is_caught(tree, mutant)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.directory.pause import abort_and_pause
     from kafkalog.cleaner.report.status import PartitionStatus
-    from kafkalog.cleaner.schedule.pause import abort_and_pause
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.cleaner.state.stats import CleanerStats
@@ -33,7 +33,7 @@ _HOMES = {
     "CleanerThread": "schedule.thread",
     "LastCleaning": "state.last_cleaning",
     "PartitionStatus": "report.status",
-    "abort_and_pause": "schedule.pause",
+    "abort_and_pause": "directory.pause",
 }
 
 

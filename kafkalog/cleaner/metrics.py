@@ -14,14 +14,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.report.store_report import report
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.regroup_plan import price_of
+from kafkalog.cleaner.report.status import statuses
+from kafkalog.cleaner.report.store_figures import store_figures
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
 from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.log.log import Log
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -68,7 +69,8 @@ class CleanerMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         time_ms = self._clock()
-        partitions = self._partitions(time_ms)
+        moment = moment_of(self._engine, time_ms)
+        partitions = statuses(moment)
         for name, value, text in self._of_cleaner():
             yield GaugeMetricFamily(f"kafka_log_logcleaner_{name}", text, value=value)
         root = [str(self._engine.root)]
@@ -81,11 +83,8 @@ class CleanerMetrics:
         for name, value, text in self._counters():
             yield CounterMetricFamily(f"kafkalog_cleaner_{name}", text, value=value)
         yield from _of_partitions(partitions)
-        if isinstance(self._engine, ObjectLog):
-            yield from _of_store(self._engine, time_ms)
-
-    def _partitions(self, time_ms: int) -> list[PartitionStatus]:
-        return status(self._engine, time_ms)
+        if isinstance(moment, ObjectMoment):
+            yield from _of_store(moment)
 
     def _of_cleaner(self) -> _Figures:
         last = self._cleaner.last_stats
@@ -169,11 +168,11 @@ def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
         yield gauge
 
 
-def _of_store(log: ObjectLog, time_ms: int) -> Iterator[Metric]:
+def _of_store(moment: ObjectMoment) -> Iterator[Metric]:
     """Yield what a log in an object store has besides: its objects, and this process's requests."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-    found = report(log.known_state, time_ms)
+    found = store_figures(moment)
     for name, value, text in (
         ("fresh_objects", found.fresh_objects, "Objects that no regroup has replaced yet."),
         ("fresh_bytes", found.fresh_bytes, "Bytes of them."),
@@ -182,7 +181,7 @@ def _of_store(log: ObjectLog, time_ms: int) -> Iterator[Metric]:
         ("regroup_due", float(found.regroup.is_due), "1 if the fresh objects are to be regrouped."),
     ):
         yield GaugeMetricFamily(f"kafkalog_store_{name}", text, value=value)
-    counts = dict(log.client.counts)
+    counts = dict(moment.log.client.counts)
     requests = CounterMetricFamily(
         "kafkalog_store_requests", "Requests of this process to the store.", labels=["kind"]
     )
@@ -190,7 +189,7 @@ def _of_store(log: ObjectLog, time_ms: int) -> Iterator[Metric]:
         requests.add_metric([kind], count)
     yield requests
     price = "What they cost at the prices of S3 Standard."
-    yield CounterMetricFamily("kafkalog_store_dollars", price, value=S3_STANDARD.of(counts))
+    yield CounterMetricFamily("kafkalog_store_dollars", price, value=price_of(counts))
 
 
 @contextlib.contextmanager

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.manager import check_compacted, retain
 from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs.clock import now_ms
@@ -64,12 +67,14 @@ def clean(
 
 def _chosen(engine: Log, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
     if not isinstance(engine, ObjectLog):
-        return choose(directory_log_of(engine), topic, force=force, now_ms=now_ms()).partitions
+        log = directory_log_of(engine)
+        heal_first_dirty_offsets(log, now_ms=now_ms())
+        return choose(DirectoryMoment(log, now_ms()), topic, force=force).partitions
     if force:
         store_manager.roll_active(engine, topic, now_ms=now_ms())
     store_manager.regroup_due(engine, now_ms=now_ms(), force=force)
-    state = engine.store_state()
-    return store_manager.choose(state, topic, force=force, now_ms=now_ms()).partitions
+    moment = ObjectMoment(engine, engine.store_state(), now_ms())
+    return choose(moment, topic, force=force).partitions
 
 
 def _place(engine: Log) -> str | StoreAddress:

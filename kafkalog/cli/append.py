@@ -101,11 +101,9 @@ def command(
     for given in (file, raw):
         if given is not None and str(given) != "-":
             check_input(given)
-    from kafkalog.storage_engine.place import directory_log_of
-
     with open_writable(path) as log:
         if raw is not None and partition is not None:
-            result = directory_log_of(log).append_raw(topic, partition, raw)
+            result = log.append_raw(topic, partition, raw)
         else:
             record = json_record if lines is None else lines.record
             parse = partial(record, partition=partition, encoding=encoding)

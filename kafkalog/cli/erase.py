@@ -164,9 +164,6 @@ def _look(log: Log, topic: str, keys: ErasedKeys, strict: bool, bars: _Bars) -> 
     return find_occurrences(log, topic, keys, clock=clock.now_ms, is_strict=strict, progress=show)
 
 
-# --- the keys ------------------------------------------------------------------------------------
-
-
 def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[bytes]:
     """Return the keys; raises InvalidInputError for a text that is not a key, with its line."""
     found = [decoded(text, encoding, "--key") for text in given]
@@ -192,9 +189,6 @@ def _keys(given: Sequence[str], file: Path | None, encoding: Encoding) -> list[b
     if not found:
         raise InvalidInputError(f"{name}: it has no key")
     return found
-
-
-# --- progress ------------------------------------------------------------------------------------
 
 
 class _Bars:

@@ -226,9 +226,6 @@ def _which(count: int, keys: ErasedKeys) -> str:
     return f"{count} of {len(keys)} keys {'was' if count == 1 else 'were'}"
 
 
-# --- its lines -----------------------------------------------------------------------------------
-
-
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a report."""
     yield _summary("before", found["before"])

@@ -35,11 +35,11 @@ def command(
     json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
 ) -> None:
     """Print the findings about each partition."""
-    from kafkalog.cleaner.report.explain import explain_topics
+    from kafkalog.cleaner.report.explain import explain
     from kafkalog.storage_engine.fs import clock
 
     with open_readable(path) as log:
-        explanations = explain_topics(log, topic, clock.now_ms())
+        explanations = explain(log, topic, clock.now_ms())
     for explanation in explanations:
         if json:
             print_json(row(explanation))

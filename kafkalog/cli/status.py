@@ -28,7 +28,7 @@ import typer
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.query_lag import print_query_lag
-from kafkalog.cli.status_rows import log_row, status_rows
+from kafkalog.cli.status_rows import log_row
 from kafkalog.cli.terminal.output import (
     check_outside,
     counted,
@@ -80,10 +80,12 @@ def command(
     ] = False,
 ) -> None:
     """Print the status."""
+    from kafkalog.cleaner.shelves import moment_of
     from kafkalog.cli.picture.counts import is_counting
+    from kafkalog.cli.store_status import print_store, rows_of
+    from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url
-    from kafkalog.storage_engine.place import directory_log_of
 
     if html is not None and (json or checkpoint is not None):
         raise InvalidInputError(
@@ -107,28 +109,14 @@ def command(
             is_live = any(log_row(root, opened.state())["running"] for root in roots)
             print_query_lag(opened, checkpoint, topic, is_live=is_live, json=json)
             return
-        if is_store_url(path):
-            _print_store(opened, topic, json=json)
-            return
-        found = status_rows(path, directory_log_of(opened), topic)
+        found = rows_of(path, moment_of(opened, clock.now_ms()), topic)
     if json:
         for row in found:
             print_json(row)
+    elif is_store_url(path):
+        print_store(found)
     else:
         _print(found)
-
-
-def _print_store(log: Log, topic: str | None, *, json: bool) -> None:
-    from kafkalog.cli.store_status import print_store, store_rows
-    from kafkalog.storage_engine.fs import clock
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
-
-    assert isinstance(log, ObjectLog)
-    found = store_rows(log, log.store_state(), topic, clock.now_ms())
-    if not json:
-        print_store(found)
-    for row in found if json else ():
-        print_json(row)
 
 
 def _write_picture(

@@ -9,35 +9,28 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.cli.terminal.output import json_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
-    from kafkalog.cleaner.report.reported_directory import ReportedDirectory
+    from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import PartitionState, State, WriterState
 
 
-def status_rows(
-    path: str, log: DirectoryLog, topic: str | None = None, plans: ReportedDirectory | None = None
-) -> list[dict[str, Any]]:
+def status_rows(path: str, moment: DirectoryMoment, topic: str | None) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
-    from kafkalog.cleaner.report.reported_directory import ReportedDirectory
-    from kafkalog.cleaner.report.status import status_of
+    from kafkalog.cleaner.report.status import statuses
     from kafkalog.storage_engine.format import layout
-    from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.metadata import address
 
-    state = log.state()
-    plans = ReportedDirectory(log, clock.now_ms()) if plans is None else plans
-    now_ms = plans.now_ms
-    found = [log_row(root, state) for root in address.directories(path)]
-    if (log.root / layout.COMMIT).exists():  # of a broker's these things are its own
-        found.append(cleaner_row(log))
+    state, now_ms, root = moment.state, moment.now_ms, moment.log.root
+    found = [log_row(each, state) for each in address.directories(path)]
+    if (root / layout.COMMIT).exists():  # of a broker's these things are its own
+        found.append(_cleaner_row(moment))
         found += writer_rows(state)
-        found += staged_rows(log.root, state, now_ms)
-        found += pin_rows(log.root, now_ms)
-    return [*found, *_partitions(status_of(plans, topic), state)]
+        found += staged_rows(root, state, now_ms)
+        found += pin_rows(root, now_ms)
+    return [*found, *partition_rows(statuses(moment, topic), state)]
 
 
 def log_row(root: Path, state: State) -> dict[str, Any]:
@@ -74,16 +67,16 @@ def log_row(root: Path, state: State) -> dict[str, Any]:
     }
 
 
-def _partitions(found: Iterable[PartitionStatus], state: State) -> Iterator[dict[str, Any]]:
-    for status in found:
-        known = state.topics.get(status.topic)
-        if known is None:
-            continue
-        yield partition_row(status, known.state_or_empty(status.partition))
+def partition_rows(found: Iterable[PartitionStatus], state: State) -> list[dict[str, Any]]:
+    """Return the JSON objects of partitions, in a directory or in an object store."""
+    return [
+        _partition_row(status, state.topics[status.topic].state_or_empty(status.partition))
+        for status in found
+        if status.topic in state.topics
+    ]
 
 
-def partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, Any]:
-    """Return the JSON object of a partition, in a directory or in an object store."""
+def _partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, Any]:
     last = status.last_cleaning
     return {
         "type": "partition",
@@ -185,21 +178,15 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-def cleaner_row(log: DirectoryLog) -> dict[str, Any]:
+def _cleaner_row(moment: DirectoryMoment) -> dict[str, Any]:
     """Return whether a background cleaner runs (None: unknown), and what is being cleaned."""
-    from kafkalog.cleaner.dedup.presence import is_cleaner_running
-
     return {
         "type": "cleaner",
-        "running": is_cleaner_running(log.root),
-        "cleaning": list(_being_cleaned(log)),
+        "running": moment.is_cleaner_running,
+        "cleaning": [
+            {"topic": topic.name, "partition": number}
+            for topic in moment.state.topics.values()
+            for number in topic.numbers()
+            if moment.is_being_cleaned(topic.name, number)
+        ],
     }
-
-
-def _being_cleaned(log: DirectoryLog) -> Iterator[dict[str, Any]]:
-    from kafkalog.cleaner.dedup.presence import is_being_cleaned
-
-    for topic in log.state().topics.values():
-        for number in topic.numbers():
-            if is_being_cleaned(log.partition_directory(topic.name, number)):
-                yield {"topic": topic.name, "partition": number}

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cli.status_rows import partition_row, writer_rows
+from kafkalog.cli.status_rows import partition_rows, status_rows, writer_rows
 from kafkalog.cli.terminal.output import json_row, print_line, print_table
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.report.status import PartitionStatus
-    from kafkalog.storage_engine.object_store.object_log import ObjectLog
-    from kafkalog.storage_engine.object_store.store_state import StoreState
+    from kafkalog.cleaner.objects.object_moment import ObjectMoment
+    from kafkalog.cleaner.shelf import Moment
 
 
-def store_rows(
-    log: ObjectLog, state: StoreState, topic: str | None, now_ms: int
-) -> list[dict[str, Any]]:
-    """Return what `--json` prints of a state of the log, in its order: log, writers, partitions.
+def rows_of(path: str, moment: Moment, topic: str | None) -> list[dict[str, Any]]:
+    """Return what `kafkalog status --json` prints of a log of either kind, in its order."""
+    from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+    from kafkalog.cleaner.objects.object_moment import ObjectMoment
+
+    if isinstance(moment, ObjectMoment):
+        return _store_rows(moment, topic)
+    assert isinstance(moment, DirectoryMoment)
+    return status_rows(path, moment, topic)
+
+
+def _store_rows(moment: ObjectMoment, topic: str | None) -> list[dict[str, Any]]:
+    """Return what `--json` prints of a moment, in its order: log, writers, partitions.
 
     The requests are all those that the log has sent since it was opened.
     """
-    from kafkalog.cleaner.report.reported_store import ReportedStore
-    from kafkalog.cleaner.report.status import status_of
-    from kafkalog.cleaner.report.store_report import report
-    from kafkalog.storage_engine.object_store.prices import S3_STANDARD
+    from kafkalog.cleaner.objects.regroup_plan import price_of
+    from kafkalog.cleaner.report.status import statuses
+    from kafkalog.cleaner.report.store_figures import store_figures
 
-    found = report(state, now_ms)
-    reported = ReportedStore(log, state, now_ms)
-    statuses = status_of(reported, topic)
-    requests = dict(log.client.counts)
+    found = store_figures(moment)
+    requests = dict(moment.log.client.counts)
     row = {
         "type": "log",
-        "path": log.root,
+        "path": moment.root,
         "owner": "kafkalog",
-        "commit": state.number,
+        "commit": moment.store.number,
         **json_row(found, "objects", "bytes", "fresh_objects", "fresh_bytes", "oldest_fresh_ms"),
         **json_row(found, "dead_objects", "deleted_from_ms", "read_requests", "read_price"),
         "readAmplification": round(found.read_amplification, 3),
@@ -43,17 +47,13 @@ def store_rows(
         "regroupReason": found.regroup.reason,
         "regroupFigures": dict(found.regroup.figures),
         "requests": requests,
-        "requestsPrice": S3_STANDARD.of(requests),
+        "requestsPrice": price_of(requests),
     }
-    return [row, *writer_rows(state.log), *_partitions(state, statuses)]
-
-
-def _partitions(state: StoreState, statuses: Sequence[PartitionStatus]) -> Iterator[dict[str, Any]]:
-    for status in statuses:
-        known = state.log.topic(status.topic)
-        extents = state.extents(known.topic_id, status.partition)
-        row = partition_row(status, known.partitions[status.partition])
-        yield {**row, "extents": len(extents)}
+    partitions = partition_rows(statuses(moment, topic), moment.state)
+    for each in partitions:
+        topic_id = moment.state.topic(each["topic"]).topic_id
+        each["extents"] = len(moment.store.extents(topic_id, each["partition"]))
+    return [row, *writer_rows(moment.state), *partitions]
 
 
 def print_store(rows: list[dict[str, Any]]) -> None:

@@ -17,7 +17,6 @@ from kafkalog.errors import InvalidInputError
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["BareAvro"]
 
 _VALUE: Final = "value"
 _DECODED: Final = "kl_decoded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -10,13 +11,11 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, TopicPartition
-from kafkalog.datasource.opened_log import open_log
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.pin import driver_name
-from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
+from kafkalog.datasource.range_reader import RangeReader
+from kafkalog.datasource.read_planner import planner_of
 from kafkalog.datasource.resolve import ending_offsets, starting_offsets
-from kafkalog.datasource.stored_partition import stored_partitions
-from kafkalog.datasource.task_ranges import task_ranges
 from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
 from kafkalog.storage_engine.records.murmur2 import partition_of
@@ -54,34 +53,15 @@ class KafkaLogBatchReader(DataSourceReader):
         a view of the latest records has one per partition. Raises UnknownTopicError, and
         InvalidInputError for offsets that do not fit the partitions.
         """
-        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
-
-        with open_log(self.options) as store:
-            state = store.state()
+        with contextlib.closing(planner_of(self.options)) as planner:
+            state = planner.log.state()
             assigned = self.options.subscription.partitions(state)
-            start = starting_offsets(store, self.options, assigned)
-            end = ending_offsets(store, self.options, assigned)
+            start = starting_offsets(planner.log, self.options, assigned)
+            end = ending_offsets(planner.log, self.options, assigned)
             ranges = [_range(p, start[p], end[p], state, self.options) for p in assigned]
             _check(ranges)
             chosen = set(self._with_keys(assigned, state))
-            pieces = [range_ for range_ in ranges if range_.partition in chosen]
-            if not isinstance(store, ReadableDirectory):
-                changes, views = ([], pieces) if self.options.latest_view else (pieces, [])
-                return stored_partitions(store.store_state(), self.options, changes, views)
-            # A view takes a partition whole: the latest record of a key may be anywhere in it.
-            if not self.options.latest_view:
-                # One with an open end and nothing to read now is for what arrives later.
-                empty = [range_ for range_ in pieces if range_.to_latest and range_.size == 0]
-                pieces = sorted(
-                    [*task_ranges(store, self.options, pieces), *empty],
-                    key=lambda piece: piece.partition,
-                )
-        planned = [OffsetRangePartition(piece) for piece in pieces]
-        if not self.options.subscription.assigned:
-            last = {each.range.partition.topic: each for each in planned if each.range.to_latest}
-            for topic, each in last.items():
-                each.known = frozenset(state.topic(topic).numbers())
-        return planned
+            return planner.batch([each for each in ranges if each.partition in chosen], state)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range."""

@@ -12,7 +12,6 @@ from kafkalog.datasource.micro_batch import held_partition, report_deleted
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.fs import locks
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.readable_log import ReadableLog
@@ -103,17 +102,10 @@ class LatestEnds:
     def _is_behind(self, ends: Offsets) -> bool:
         state = self._store.state()
         return any(
-            self._options.latest_offset(held) < end and self._is_live(partition)
+            self._options.latest_offset(held) < end and self._store.is_live(*partition)
             for partition, end in ends.items()
             if (held := held_partition(partition, state)) is not None
         )
-
-    def _is_live(self, partition: TopicPartition) -> bool:
-        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
-
-        assert isinstance(self._store, ReadableDirectory)
-        root = self._store.partition_directory(*partition).parent
-        return locks.RootLock(root).is_held_alone()
 
     def check_starts(self, starts: Offsets) -> None:
         """Report offsets of `startingOffsets` that are beyond the end of their partition.

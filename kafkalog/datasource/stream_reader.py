@@ -20,12 +20,10 @@ from kafkalog.datasource.micro_batch import (
     report_left_out,
 )
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
-from kafkalog.datasource.opened_log import open_log
 from kafkalog.datasource.options import SourceOptions
-from kafkalog.datasource.range_reader import OffsetRangePartition, RangeReader
-from kafkalog.datasource.snapshot import HeldViews, has_snapshot, is_unread, split_off_snapshots
-from kafkalog.datasource.stored_partition import stored_partitions
-from kafkalog.datasource.task_ranges import task_ranges
+from kafkalog.datasource.range_reader import RangeReader
+from kafkalog.datasource.read_planner import ReadPlanner, planner_of
+from kafkalog.datasource.snapshot import has_snapshot
 from kafkalog.plain_errors import plain
 from kafkalog.spark_release import (
     ReadAllAvailable,
@@ -41,9 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.metadata.state import State
-    from kafkalog.storage_engine.object_store.polled_log import PolledLog
 
 
 _TRIES: Final = 5
@@ -54,9 +51,9 @@ _TRIES: Final = 5
 class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Chooses the ends of micro-batches and plans their ranges (Spark: KafkaMicroBatchStream).
 
-    One instance lives in the driver for a run of the query; pickled copies only `read`. An instance
-    keeps plain data and the store, which is not pickled. A batch ends at one point of the journal,
-    so it sees a commit over many partitions whole.
+    One instance lives in the driver for a run of the query; pickled copies only `read`. It keeps
+    plain data and the planner, which is not pickled. A batch ends at one point of the journal, so
+    it sees a commit over many partitions whole.
 
     Spark loses the message of errors that are raised while a reader is made, so the first call
     after that checks the options.
@@ -72,7 +69,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._now_ms = now_ms
         self._parsed: SourceOptions | None = None
-        self._store: ReadableDirectory | PolledLog | None = None
+        self._planner: ReadPlanner | None = None
         self._initial: InitialOffsets | None = None
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
@@ -83,10 +80,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._delay: TriggerDelay | None = None
         self._available_now = False
         self._target: Offsets | None = None
-        self._views = HeldViews()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_store": None, "_ends": None, "_idle": None, "_views": None}
+        return {**self.__dict__, "_planner": None, "_ends": None, "_idle": None}
 
     def initialOffset(self) -> OffsetJson:
         """Return the start of a new query: see `InitialOffsets`.
@@ -97,8 +93,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises InvalidInputError for options.
         """
         if self._initial is None:
-            store = self._opened()
-            self._initial = InitialOffsets.find(store, self._options(), store.state())
+            log = self._log()
+            self._initial = InitialOffsets.find(log, self._options(), log.state())
         return self._initial.offsets
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -128,26 +124,20 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         a new query it raises UnknownTopicError, and InvalidInputError for starts that do not fit
         the log.
         """
-        self._polled()
+        if self._planner is not None:
+            self._planner.poll()
         is_new = self._check_initial()
         for _ in range(_TRIES):
             end = self._next_end(start, limit, is_new=is_new)
-            if not self._options().latest_view or self._hold_views(start, end):
+            if not self._options().latest_view or self._opened().hold_views(
+                from_json(start), from_json(end)
+            ):
                 break
             self._target = None  # a cleaner passed the end; choose a later one
         return end
 
-    def _hold_views(self, start: OffsetJson, end: OffsetJson) -> bool:
-        """Pin the views of a micro-batch; return False if a cleaner has passed its end."""
-        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
-
-        store = self._opened()
-        if isinstance(store, ReadableDirectory):  # objects are immutable and need no pin
-            self._views.hold(store, from_json(start), from_json(end))
-        return not self._views.are_passed
-
     def _next_end(self, start: OffsetJson, limit: ReadLimit, *, is_new: bool) -> OffsetJson:
-        state = self._opened().state()
+        state = self._log().state()
         if self._idle is not None and self._idle[0] is state and self._idle[1] == start:
             return self._idle[1]
         self._idle = None
@@ -190,23 +180,20 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         restarted since, this waits for its checkpoint to reach the batch. A log in an object store
         is polled only if it was not known yet up to `end`.
         """
-        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
-
-        options, store = self._options(), self._opened()
+        options, log = self._options(), self._log()
         self._is_begun = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
         begin, until = from_json(start), from_json(end)
-        if not isinstance(store, ReadableDirectory) and not _is_known(until, store.state()):
-            store.poll()
+        self._opened().poll(until)
         self._latest().wait_for(
             {p: end for p, end in until.items() if begin.get(p, EARLIEST) < end}
         )
         is_moving = options.starting_time is not None and self._first_batch == (start, end)
         if is_moving and self._initial:
-            state = store.state()
+            state = log.state()
             if self._initial.behind(until):
-                self._initial = InitialOffsets.find(store, options, state)
+                self._initial = InitialOffsets.find(log, options, state)
             self._initial.report_lost(until, state, options)
             begin = from_json(self._initial.offsets)
         if self._target:
@@ -215,20 +202,11 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = micro_batch_ranges(
             begin,
             until,
-            store.state(),
+            log.state(),
             fail_on_data_loss=options.fail_on_data_loss,
             moving_start=is_moving,
         )
-        if not isinstance(store, ReadableDirectory):
-            is_view = {p: options.latest_view and is_unread(p, begin) for p in until}
-            changes = [range_ for range_ in ranges if not is_view[range_.partition]]
-            unread = [range_ for range_ in ranges if is_view[range_.partition]]
-            return stored_partitions(store.store_state(), options, changes, unread)
-        views: Sequence[InputPartition] = []
-        if options.latest_view:
-            views, ranges = split_off_snapshots(store, self._views, begin, ranges)
-        pieces = task_ranges(store, options, ranges)
-        return [*views, *(OffsetRangePartition(piece) for piece in pieces)]
+        return self._opened().micro_batch(begin, ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of one range, or of the view with which it begins."""
@@ -241,10 +219,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Close the log; no harm is done if Spark kills the process instead."""
-        self._views.release()
-        if self._store is not None:
-            self._store.close()
-            self._store = self._ends = self._idle = None
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = self._ends = self._idle = None
 
     def _options(self) -> SourceOptions:
         if self._parsed is None:
@@ -259,20 +236,13 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._parsed = parsed
         return self._parsed
 
-    def _opened(self) -> ReadableDirectory | PolledLog:
-        if self._store is None:
-            self._store = open_log(self._options())
-        return self._store
+    def _opened(self) -> ReadPlanner:
+        if self._planner is None:
+            self._planner = planner_of(self._options())
+        return self._planner
 
-    def _polled(self) -> ReadableDirectory | PolledLog:
-        """Return the log with its present state, which one in an object store keeps meanwhile."""
-        from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
-
-        is_new = self._store is None
-        store = self._opened()
-        if not isinstance(store, ReadableDirectory) and not is_new:
-            store.poll()
-        return store
+    def _log(self) -> ReadableLog:
+        return self._opened().log
 
     def _check_initial(self) -> bool:
         """Check the start of a new query before its first batch; return whether it is new."""
@@ -302,7 +272,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif offset == LATEST:
                 if partition in initial_ends:
                     found[partition] = initial_ends[partition]
-            elif (held := held_partition(partition, self._opened().state())) is not None:
+            elif (held := held_partition(partition, self._log().state())) is not None:
                 found[partition] = held.log_start_offset
         return found
 
@@ -322,7 +292,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = dict(known)
         for partition, end in ends.items():
             if partition not in begin:
-                held = held_partition(partition, self._opened().state())
+                held = held_partition(partition, self._log().state())
                 begin[partition] = end if held is None else held.log_start_offset
         limited = limit_offsets(begin, ends, options.max_offsets_per_trigger)
         if options.latest_view:  # the view of a new partition is not limited either
@@ -331,14 +301,5 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _latest(self) -> LatestEnds:
         if self._ends is None:
-            self._ends = LatestEnds(self._opened(), self._options())
+            self._ends = LatestEnds(self._log(), self._options())
         return self._ends
-
-
-def _is_known(ends: Offsets, state: State) -> bool:
-    """Return whether a state has all records below these ends."""
-    held = {partition: held_partition(partition, state) for partition in ends}
-    return all(
-        known is not None and known.high_watermark >= ends[partition]
-        for partition, known in held.items()
-    )

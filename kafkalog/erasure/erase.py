@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
-from kafkalog.cleaner.schedule.scheduler import Plans
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
@@ -43,7 +43,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.segment.segments import sweep_deleted
+from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -241,7 +241,7 @@ def _tell(progress: Progress, of: int, stats: CleanerStats) -> None:
 
 def _bytes_to_clean(engine: DirectoryLog, topic: str, partition: int, now_ms: int) -> int:
     try:
-        log, _ = Plans(engine, now_ms).of(topic, partition)
+        log = DirectoryMoment(engine, now_ms).plan(topic, partition)
     except (OSError, KafkaLogError) as raised:
         files.pass_on(raised)
         return 0  # its cleaning reports the reason

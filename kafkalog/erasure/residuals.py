@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.log.log import Log
 
-_OBSTACLES: Final = {
-    *("policy", "broker", "unreadable", "cleaning", "paused", "uncleanable"),
-    *("transaction", "lag", "pin"),
-}
-"""Codes of an explanation that keep a forced cleaning away."""
 ERASE: Final = "erase"
 """The remedy if no erasure was tried yet."""
 _AGAIN: Final = "erase again"
@@ -58,7 +53,7 @@ def residuals(
         return []
     config = TopicConfig.parse(engine.describe(topic).config)
     obstacles = {
-        explanation.partition: [one for one in explanation.findings if one.code in _OBSTACLES]
+        explanation.partition: [one for one in explanation.findings if one.is_obstacle]
         for explanation in explain(engine, topic, now_ms)
     }
     return [

@@ -23,10 +23,10 @@ from kafkalog.erasure.file_occurrences import FileOccurrences, scan_bytes
 from kafkalog.erasure.topic_files import LIVE, FileKind, TopicFile
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp_run
 from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
 from kafkalog.storage_engine.object_store.client import ObjectEntry
 from kafkalog.storage_engine.object_store.collector import deleted_after
-from kafkalog.storage_engine.object_store.extent_bytes import stamp
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError
 from kafkalog.storage_engine.object_store.mixed_object import footer_of
 from kafkalog.storage_engine.object_store.store_state import stored_names
@@ -172,7 +172,7 @@ class StoreScan:
             for start, extent in extents.items():
                 if position <= start < position + size:
                     batches = data[start : start + extent.size]
-                    stamp(batches, extent.run_offset, extent.leader_epoch)
+                    stamp_run(batches, extent.run_offset, extent.leader_epoch)
                     data[start : start + extent.size] = batches
             number = partition if run_id in ("", topic_id) else None
             found.append((dataclasses.replace(file, partition=number), position, position + size))

@@ -91,9 +91,6 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
         )
 
 
-# --- indexes of transactions and producers -------------------------------------------------------
-
-
 def _transaction_index(path: Path) -> Iterator[Entry]:
     entry = layout.TRANSACTION_INDEX_ENTRY
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
@@ -140,9 +137,6 @@ def _first_sequence(last_sequence: int, offset_delta: int) -> int:
     return first if first >= 0 else first + layout.INT32_MAX + 1
 
 
-# --- text files ----------------------------------------------------------------------------------
-
-
 def _shown(data: bytes) -> str:
     return repr(data[:60].decode("utf-8", "replace"))
 
@@ -166,9 +160,6 @@ def properties(path: Path) -> dict[str, str]:
             found[name.strip()] = value.strip()
         position += len(line) + 1
     return found
-
-
-# --- the journal ---------------------------------------------------------------------------------
 
 
 def _journal(path: Path) -> Iterator[Entry]:

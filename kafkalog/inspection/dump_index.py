@@ -20,7 +20,7 @@ from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.segments import header_at, headers, locate
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate
 
 Found: TypeAlias = Iterable[tuple[int, int]]
 """The two fields of each entry of an index."""

@@ -39,8 +39,6 @@ from kafkalog.storage_engine.metadata.checkpoints import OFFSET_FIELDS, checkpoi
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
 
-__all__ = ["Finding", "has_topic", "log_size", "verify"]
-
 _ROOT_NAMES: Final = (
     *ROOT_CHECKPOINTS,
     layout.COMMIT,
@@ -217,9 +215,6 @@ def _has_lost_journal(root: Path) -> bool:
     )
 
 
-# --- partitions ----------------------------------------------------------------------------------
-
-
 def _is_partition(directory: Path) -> bool:
     if (directory / layout.COMMIT).exists():
         return False
@@ -305,9 +300,6 @@ def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
         yield Finding(path, 0, "a file that can be read", text)
     else:
         faults.append(f"{path}: {text}")
-
-
-# --- the root ------------------------------------------------------------------------------------
 
 
 def _read_journal(journal: Journal, faults: list[str]) -> tuple[State | None, list[Finding]]:

@@ -269,9 +269,6 @@ def _softened(finding: Finding, is_rebuilt: bool) -> Finding:
     return Finding(finding.path, finding.position, finding.expected, found, is_damage=False)
 
 
-# --- the journal ---------------------------------------------------------------------------------
-
-
 def _against_journal(
     partition: PartitionFiles, last: _Opened | None, log: LogCheck
 ) -> Iterator[Finding]:
@@ -317,9 +314,6 @@ def _future_times(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]
             "neither this segment nor a later one",
             is_damage=False,
         )
-
-
-# --- the other files -----------------------------------------------------------------------------
 
 
 def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:

@@ -20,7 +20,6 @@ from kafkalog.sink.query import MicroBatch, micro_batch_of_driver
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Append"]
 
 _done: dict[tuple[str, ...], int] = {}
 """The last batch that each (run, log, topic, name) of this process writes or has written."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from kafkalog.cleaner.plan import least_dirty_ratio
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
@@ -26,7 +27,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.locks import FileLock, SegmentsLock
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+from kafkalog.storage_engine.metadata.state import TopicState
 from kafkalog.storage_engine.segment.segments import list_segments
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: in
                 ),
                 default=0,
             )
-        if _dirty_ratio(partition, end) > config.min_cleanable_dirty_ratio:
+        if least_dirty_ratio(partition, end) > config.min_cleanable_dirty_ratio:
             found.append(number)
     return found
 
@@ -119,12 +120,5 @@ def dirty_partitions(topic: TopicState) -> list[int]:
     return [
         number
         for number, partition in topic.present()
-        if _dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
+        if least_dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
     ]
-
-
-def _dirty_ratio(partition: PartitionState, end: int) -> float:
-    """Return the share of dirty offsets among those below `end` that may be cleaned."""
-    end = min(end, partition.last_stable_offset)
-    dirty = end - max(partition.first_dirty_offset, partition.log_start_offset)
-    return dirty / (end - partition.log_start_offset) if dirty > 0 else 0.0

@@ -26,18 +26,6 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "EndOffsets",
-    "MicroBatch",
-    "checkpoint_directory",
-    "checkpoint_query_id",
-    "end_offsets",
-    "end_offsets_of_checkpoint",
-    "end_offsets_of_driver",
-    "is_connect",
-    "micro_batch_of_driver",
-    "micro_batch_of_task",
-]
 
 EndOffsets = dict[str, dict[str, int]]
 """{topic: {partition: next offset}}, as in Spark's offset log."""

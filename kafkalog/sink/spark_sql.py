@@ -10,8 +10,6 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["fields_of", "quoted"]
-
 
 def quoted(name: str) -> str:
     """Return a column's name as SQL writes it, whatever characters it has."""

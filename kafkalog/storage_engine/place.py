@@ -7,8 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.log.log import Log
+from kafkalog.storage_engine.log.log import Log, only_in_directory
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.address import (
     is_url,
@@ -21,16 +20,6 @@ from kafkalog.storage_engine.object_store.address import StoreAddress, store_add
 if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
-__all__ = [
-    "OpenedLog",
-    "Place",
-    "directory_log_of",
-    "open_engine",
-    "opened_for_spark",
-    "read_places",
-    "spark_path",
-    "written_place",
-]
 
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
 
@@ -131,7 +120,4 @@ def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
     engine = log if isinstance(log, Log) else log._engine
     if isinstance(engine, DirectoryLog):
         return engine
-    raise InvalidInputError(
-        f"{engine.root}: a log in an object store cannot do this (expected a log directory). "
-        "Use it for topics, records, cleaning, status and verify."
-    )
+    raise only_in_directory(engine.root)

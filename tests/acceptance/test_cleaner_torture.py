@@ -130,7 +130,6 @@ def finished(log: KafkaLog, seed: int, steps: int) -> Script:
     return script
 
 
-@pytest.mark.alternating
 def test_two_cleaners_and_deletions_at_once_lose_nothing_and_bring_nothing_back(
     tmp_path: Path, seed: int
 ) -> None:
@@ -156,7 +155,6 @@ def test_two_cleaners_and_deletions_at_once_lose_nothing_and_bring_nothing_back(
     )
 
 
-@pytest.mark.alternating
 @pytest.mark.spark
 def test_a_streaming_query_over_a_log_that_is_cleaned_all_the_time_gets_every_record_once(
     tmp_path: Path, seed: int, spark: Any

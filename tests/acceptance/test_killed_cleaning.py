@@ -1,9 +1,8 @@
 """SIGKILL at every step of a cleaning: readers see what is right, and the next cleaner heals it.
 
 Every step of a log is tried, none is drawn: every durable act before it happens, every write torn
-in the middle, and every chunk of both passes. There are three logs, one for each day; with
-KAFKALOG_DAY=every (`make kill-test`) all of them are cleaned. Two readers in other processes go
-on all the while, one of them, where the tests run as root, a user who may not write.
+in the middle, and every chunk of both passes. Two readers in other
+processes go on all the while, one of them, where the tests run as root, a user who may not write.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.acceptance.killed_cleaning import Row, Zygote, expected_rows, rows_of
-from tests.day import todays
 from tests.torture.scratch import memory_disk
 from tests.unit.cleaner.naive import batch, foreign_log
 from tests.unit.cleaner.transactional_log import Log
@@ -207,7 +205,7 @@ CLEANERS = {
 }
 
 
-@pytest.mark.parametrize("cleaner", todays(CLEANERS, 3))
+@pytest.mark.parametrize("cleaner", CLEANERS)
 def test_a_cleaner_may_be_killed_at_any_step(scratch: Path, zygote: Zygote, cleaner: str) -> None:
     killed = CLEANERS[cleaner]
     kills = kill_everywhere(scratch, zygote, killed.write, killed.config)

@@ -1,7 +1,6 @@
 """A query killed again and again, JVM and workers included: each input record lands exactly once.
 
 KAFKALOG_KILLS says how often (1; `make kill-test`: 20), KAFKALOG_SEED repeats the choice of delays.
-Without KAFKALOG_KILLS the test runs on the days on which `test_killed_upserts.py` does not.
 """
 
 from __future__ import annotations
@@ -29,17 +28,8 @@ from kafkalog.storage_engine.metadata.journal import Journal
 from tests.acceptance.cluster import session_processes
 from tests.acceptance.independent_reader import read_log
 from tests.acceptance.killed_query import FILES_PER_BATCH, PARTITIONS, TOPIC
-from tests.day import todays
 
-KILLED = ["query", "databases", "delta"]
-"""What is killed: the query of this test, or those of test_killed_upserts.py into two targets."""
-if "KAFKALOG_KILLS" not in os.environ:
-    KILLED = todays(KILLED, 3)
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif("query" not in KILLED, reason="test_killed_upserts.py has this day"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 KILLS = int(os.environ.get("KAFKALOG_KILLS", "1"))
 RECORDS_PER_FILE = 120
 KEYS = 300

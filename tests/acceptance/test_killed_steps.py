@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.acceptance.killed_steps import STEPS
-from tests.day import todays
 
 pytestmark = pytest.mark.slow
 STEPS_MET = os.environ.get("KAFKALOG_STEPS")
@@ -65,7 +64,7 @@ def test_a_death_at_any_statement_of_a_sqlite_upsert_is_made_good_by_the_retry(
 WAYS = {"by the driver": [], "by tasks": ["--staged"]}
 
 
-@pytest.mark.parametrize("way", [*WAYS] if STEPS_MET else todays(WAYS, 2))
+@pytest.mark.parametrize("way", WAYS)
 def test_a_death_at_any_statement_of_a_postgres_upsert_is_made_good_by_the_retry(
     tmp_path: Path, postgres: str, way: str
 ) -> None:

@@ -26,7 +26,6 @@ def check(figures: dict[str, Any]) -> None:
     assert figures["peak"] - figures["peak_small"] <= 3 * figures["value"] + ALLOWANCE, figures
 
 
-@pytest.mark.alternating
 @pytest.mark.skipif(IS_FULL, reason="KAFKALOG_LARGE=full")
 def test_large_values_among_small_ones_do_not_fill_a_worker(spark: Any, tmp_path: Path) -> None:
     check(measure(spark, tmp_path, 8 << 20, "zstd"))

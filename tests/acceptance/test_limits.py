@@ -15,6 +15,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner.schedule.manager import sweep
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import Uncleanable, mark_uncleanable
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.log import KafkaLog
@@ -77,7 +78,6 @@ def limited(root: Path, soft: int, hard: int, partitions: int) -> int:
     return int(done.stdout)
 
 
-@pytest.mark.alternating
 @pytest.mark.slow
 def test_a_thousand_partitions_are_written_cleaned_and_read_with_256_descriptors(
     tmp_path: Path,
@@ -373,7 +373,7 @@ def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path
 
 def test_a_clock_ahead_does_not_hold_off_cleaning_when_it_is_back(tmp_path: Path) -> None:
     """A failure's pause is an hour at most, by whichever clock it was told."""
-    failed = mark_uncleanable(tmp_path, "no space", {}, now_ms=NOW_MS + A_YEAR_MS)
+    failed = mark_uncleanable(DirectoryNotes(tmp_path), "no space", {}, now_ms=NOW_MS + A_YEAR_MS)
     assert failed.is_due({}, NOW_MS)
     assert not failed.is_due({}, NOW_MS + A_YEAR_MS)
     assert not Uncleanable("written by a newer release").is_due({}, NOW_MS)

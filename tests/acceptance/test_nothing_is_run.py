@@ -130,7 +130,7 @@ import shutil, sys
 from pathlib import Path
 import kafkalog
 from tests.builders.log_contents import damage, latest_records, records
-from kafkalog.storage_engine.place import engine_of
+from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.fs import clock
 from tests.acceptance.test_safety import FIVE, fill
 from tests.builders.log_builder import LogBuilder
@@ -151,7 +151,7 @@ sys.addaudithook(hook)
 def work(root):
     log = fill(root)
     staged = LogBuilder(log, now_ms=clock.now_ms()).stage(*FIVE, batch_id=1)
-    engine_of(log).commit([staged])
+    directory_log_of(log).commit([staged])
     records(log, "t"), latest_records(log, "t"), log.lookup("t", "k1")
     log.clean("t", force=True)
     log.status(), log.explain("t"), log.offset_for_time("t", 0), damage(root)

@@ -212,7 +212,6 @@ def test_a_changelog_is_of_one_moment_or_says_that_it_is_not(
     assert right and refused and cleanings
 
 
-@pytest.mark.alternating
 @pytest.mark.spark
 @pytest.mark.slow
 def test_an_action_over_a_changelog_is_of_one_moment_or_fails(spark: Any, tmp_path: Path) -> None:

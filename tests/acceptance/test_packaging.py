@@ -22,7 +22,6 @@ import pytest
 import kafkalog
 from kafkalog.extras import install_command
 from tests import ROOT, kernel_builds
-from tests.day import todays
 
 SPARK = "4.2."
 """The release that the extra `spark` installs; the other tests have the latest one."""
@@ -108,9 +107,6 @@ VERSIONS = re.findall(
     r"Programming Language :: Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text()
 )
 OWN_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
-
-OWN_SPARK = todays(["editable", "extra"], 2)
-"""The installation that starts a Spark of its own today."""
 
 pytestmark = pytest.mark.slow
 
@@ -199,11 +195,7 @@ def sources(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def quick_gcc(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a gcc that spends no time on fast code: its last word on that counts."""
-    command = tmp_path_factory.mktemp("bin") / "gcc"
-    command.write_text(f'#!/bin/sh\nexec {shutil.which("gcc") or "gcc"} "$@" -O0\n')
-    command.chmod(0o755)
-    return str(command)
+    return kernel_builds.quick_gcc(tmp_path_factory.mktemp("bin"))
 
 
 @pytest.fixture(scope="module")
@@ -417,7 +409,6 @@ def test_a_compiler_that_is_required_and_missing_is_an_error(sources: Path, tmp_
 
 
 @pytest.mark.spark
-@pytest.mark.skipif("editable" not in OWN_SPARK, reason="the extra's Spark has this day")
 def test_spark_finds_the_format_of_an_editable_install(
     sources: Path, quick_gcc: str, tmp_path: Path
 ) -> None:
@@ -435,7 +426,6 @@ def test_spark_finds_the_format_of_an_editable_install(
 
 
 @pytest.mark.spark
-@pytest.mark.skipif("extra" not in OWN_SPARK, reason="the editable install has this day")
 def test_the_spark_of_the_extra_does_everything_in_a_clean_environment(
     bare: Path, with_extra: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -29,12 +29,9 @@ from tests.acceptance.cluster_driver import NEVER
 from tests.acceptance.cluster_straggler import LARGE_ROWS, LATE, TIED
 from tests.acceptance.driver_process import Driver
 from tests.acceptance.independent_reader import read_log
-from tests.day import todays
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 IS_FULL = os.environ.get("KAFKALOG_CLUSTER") == "full"
-STREAMS = ["directory", "store"] if IS_FULL else todays(["directory", "store"], 2)
-"""What the hosts of today's stream share: a directory, or a store (test_store_cluster.py)."""
 BATCHES = 100 if IS_FULL else 15
 RESTARTS = {20: 0, 45: 1, 70: 0} if IS_FULL else {4: 0}
 """With which micro-batch a worker is killed, and which one."""
@@ -117,7 +114,6 @@ def test_a_worker_sees_of_the_drivers_machine_only_the_log(site: Site) -> None:
         assert log.samefile(site.log)
 
 
-@pytest.mark.alternating
 def test_what_executors_of_two_hosts_write_they_read(site: Site) -> None:
     log, rows = str(site.log), 2000
     for version in (1, 1, 2):
@@ -136,7 +132,6 @@ def test_what_executors_of_two_hosts_write_they_read(site: Site) -> None:
     assert hosts == set(WORKER_HOSTS)
 
 
-@pytest.mark.skipif("directory" not in STREAMS, reason="test_store_cluster.py has this day")
 def test_a_stream_whose_workers_are_killed_and_restarted_loses_and_doubles_nothing(
     site: Site,
 ) -> None:
@@ -213,7 +208,6 @@ def restart(site: Site, worker: Member, delay: float) -> None:
     worker.start()
 
 
-@pytest.mark.alternating
 def test_a_straggler_and_its_copy_on_another_host_leave_one_copy_of_each_row(site: Site) -> None:
     meeting = site.log.parent / "meeting"
     meeting.mkdir()

@@ -34,14 +34,9 @@ from tests.acceptance.cluster import (
 )
 from tests.acceptance.driver_process import Driver
 from tests.acceptance.store_processes import options_of
-from tests.acceptance.test_standalone_cluster import STREAMS
 from tests.object_store_proxy import StoreProxy
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif("store" not in STREAMS, reason="test_standalone_cluster.py has this day"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 IS_FULL = os.environ.get("KAFKALOG_CLUSTER") == "full"
 BATCHES = 100 if IS_FULL else 12
 WORKER, EXECUTOR, DRIVER = "a worker", "an executor", "the driver"
@@ -137,7 +132,6 @@ def site(s3_address: StoreAddress) -> Iterator[Site]:
             made.stop()
 
 
-@pytest.mark.alternating
 def test_a_stream_between_hosts_that_share_a_store_alone_loses_and_doubles_nothing(
     site: Site, store_proxy: StoreProxy
 ) -> None:

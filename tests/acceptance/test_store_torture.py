@@ -113,7 +113,6 @@ class Processes:
         return found
 
 
-@pytest.mark.alternating
 def test_whatever_is_killed_no_row_is_lost_or_doubled_and_no_object_left(
     request: pytest.FixtureRequest,
     store_server: StoreServer,

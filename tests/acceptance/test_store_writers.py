@@ -74,7 +74,6 @@ def opened() -> Iterator[ExitStack]:
         yield made
 
 
-@pytest.mark.alternating
 def test_writers_on_two_hosts_lose_and_double_nothing_and_keep_their_order(
     spark: Any,
     store_server: StoreServer,

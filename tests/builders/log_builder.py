@@ -10,7 +10,8 @@ from typing import Any, Self
 import pyarrow as pa
 
 import kafkalog
-from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner import CleanerConfig, CleanerStats
+from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.log.results import CommitResult
@@ -160,6 +161,13 @@ class LogBuilder:
         found = clean(self.engine, self._topic, force=True, now_ms=now_ms, **options)
         assert found and [stats.error for stats in found] == [None] * len(found)
         return self
+
+    def one_round(
+        self, now_ms: int | None = None, config: CleanerConfig | None = None, **options: Any
+    ) -> CleanerStats | None:
+        """Clean one round of the filthiest partition that is due; None if none is."""
+        chosen = CleanerConfig() if config is None else config
+        return clean_filthiest(self.engine, now_ms=self._time(now_ms), config=chosen, **options)
 
     def set_state(self, **fields: int) -> Self:
         """Record other fields of partition 0 in the journal."""

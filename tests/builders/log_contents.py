@@ -1,7 +1,7 @@
 """What a log holds, as plain values, for tests that check it or compare it before and after.
 
-A log is a directory, which is opened to read, or what `kafkalog.open` returned, or an engine. The
-topic is `t` unless a call names another.
+A log is a directory, which is opened to read, or what `kafkalog.open` returned, or an engine of
+either kind. The topic is `t` unless a call names another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
-from kafkalog.storage_engine.place import directory_log_of
 
 __all__ = [
     "column",
@@ -96,7 +95,7 @@ def latest_records(log: Log, topic: str = "t") -> dict[bytes, bytes]:
 
 
 def latest_column(
-    engine: DirectoryLog,
+    log: Log,
     name: str = "offset",
     topic: str = "t",
     *,
@@ -108,7 +107,7 @@ def latest_column(
     """Return one column of the latest record of every key below `end` in partition 0."""
     schema = changelog_schema()
     found: dict[bytes, Any] = {}
-    with engine.snapshot(topic, 0, whole=True) as snapshot:
+    with _engine(log).snapshot(topic, 0, whole=True) as snapshot:
         end = snapshot.state.high_watermark if end is None else end
         for rows in latest(
             snapshot,
@@ -167,5 +166,7 @@ def _segment_file(engine: DirectoryLog, base: int, suffix: str) -> bytes:
     return (engine.partition_directory("t", 0) / layout.segment_file(base, suffix)).read_bytes()
 
 
-def _engine(log: Log) -> DirectoryLog:
-    return DirectoryLog(log, read_only=True) if isinstance(log, Path) else directory_log_of(log)
+def _engine(log: Log) -> Any:
+    if isinstance(log, Path):
+        return DirectoryLog(log, read_only=True)
+    return log._engine if isinstance(log, KafkaLog) else log

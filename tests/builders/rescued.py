@@ -8,6 +8,7 @@ from typing import Final
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp
 
 TOPIC: Final = "orders"
 BASE_MS: Final = 1_700_000_000_000
@@ -46,6 +47,5 @@ def _batch(rows: list[tuple[int, bytes, bytes | None]], codec: int) -> bytes:
     for offset, key, value in rows:
         assert builder.append(offset - first, BASE_MS + offset, key, value, [])
     batch = bytearray(builder.build())
-    layout.STAMP_OFFSET.pack_into(batch, 0, first)
-    layout.STAMP_EPOCH.pack_into(batch, layout.EPOCH_POSITION, 0)
+    stamp(batch, 0, first, 0)
     return bytes(batch)

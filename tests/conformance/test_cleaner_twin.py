@@ -88,7 +88,6 @@ def run_broker(broker: KafkaBroker, directory: Path, *, count: int, rounds: int)
     assert twin.cleaned > count
 
 
-@pytest.mark.alternating
 def test_a_brokers_topics_are_cleaned_as_the_broker_cleans_them(
     kafka: KafkaBroker, tmp_path: Path
 ) -> None:

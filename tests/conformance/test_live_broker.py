@@ -202,7 +202,6 @@ class Reader(threading.Thread):
         return new_start, new_end
 
 
-@pytest.mark.alternating
 def test_what_is_read_of_a_running_broker_stays(broker: KafkaBroker) -> None:
     writers = Writers(broker, seed=1)
     readers = [Reader(broker, writers, seed) for seed in (2, 3)]
@@ -279,7 +278,6 @@ def what_a_consumer_gets(broker: KafkaBroker, writers: Writers) -> set[tuple[str
     return found
 
 
-@pytest.mark.alternating
 @pytest.mark.spark
 def test_a_stream_follows_a_broker_that_is_killed_and_started(
     broker: KafkaBroker, spark: Any, tmp_path: Path

@@ -35,17 +35,10 @@ from tests.conformance.spark_twin_sink_errors import (
 )
 from tests.conformance.spark_twin_sink_session import Said, SinkSession
 from tests.conformance.spark_twin_topics import NOW_MS
-from tests.conformance.test_spark_twin import IS_FULL, SINK, TWINS, listed, parameters
-from tests.day import DAY, IS_EVERY, todays
+from tests.conformance.test_spark_twin import listed, parameters
 
-pytestmark = [
-    pytest.mark.peers,
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif(SINK not in TWINS, reason="the source has this day"),
-]
+pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
 
-NAMES = [*CASES] if IS_FULL or IS_EVERY else todays(CASES, 3, DAY // 2)
 _FOREVER = {"cleanup.policy": "delete", "retention.ms": "-1"}
 _SETTINGS = {"replica.high.watermark.checkpoint.interval.ms": "100"}
 _BEFORE_ANY_TASK = {"AnalysisException", "IllegalArgumentException"}
@@ -207,7 +200,7 @@ def values(count: int) -> list[Written]:
     return [(None, b"%d" % number, ()) for number in range(count)]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ACCEPTED])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ACCEPTED])
 def test_what_is_wrong_is_said_in_the_words_of_sparks_connector(twins: Twins, name: str) -> None:
     case, said = CASES[name], twins.refusals[name]
     for format, own in ((KAFKA, case.theirs), (OURS, case.ours)):
@@ -218,7 +211,7 @@ def test_what_is_wrong_is_said_in_the_words_of_sparks_connector(twins: Twins, na
         assert said[OURS].kind in _BEFORE_ANY_TASK
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name in ACCEPTED])
+@pytest.mark.parametrize("name", [name for name in CASES if name in ACCEPTED])
 def test_what_only_one_of_the_two_takes(twins: Twins, name: str) -> None:
     case, said = CASES[name], twins.refusals[name]
     other, words = (OURS, case.ours) if case.accepted_by == KAFKA else (KAFKA, case.theirs)

@@ -22,7 +22,6 @@ def damage(root: Path) -> list[Finding]:
     return [finding for finding in verify(root, deep=True) if finding.is_damage]
 
 
-@pytest.mark.alternating
 def test_a_brokers_directory_is_sound_in_every_state(peers: None, tmp_path: Path) -> None:
     with KafkaBroker(tmp_path) as broker:
         root = broker.log_dir
@@ -47,7 +46,6 @@ def test_a_brokers_directory_is_sound_in_every_state(peers: None, tmp_path: Path
         assert list(verify(root, deep=True)) == [], "once it was released"
 
 
-@pytest.mark.alternating
 def test_damage_to_a_brokers_files_is_found_where_it_is(peers: None, tmp_path: Path) -> None:
     with KafkaBroker(tmp_path) as broker:
         traffic.create_topics(broker)

@@ -26,7 +26,6 @@ pytest_plugins = ["pytester"]
 from tests.acceptance.cluster import PATIENCE_S, SMALL_JVM, kill_session  # noqa: E402
 from tests.builders.batch_builder import BatchBuilder, batch  # noqa: E402
 from tests.builders.segment_files import write_segment  # noqa: E402
-from tests.spark import OWN_SPARK  # noqa: E402
 from tests.spark_home import make_spark_home  # noqa: E402
 from tests.unit.cli.conftest import kafkalog  # noqa: E402, F401 - a fixture
 from tests.unit.storage_engine.broker_root import BrokerRoot  # noqa: E402
@@ -136,10 +135,8 @@ def told(text: str) -> list[list[str]]:
     return [size.sub("", time.sub("", line)).split() for line in text.splitlines()]
 
 
-@pytest.mark.alternating
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.skipif("guide to testing" not in OWN_SPARK, reason="it has another day")
 def test_the_guide_to_testing_works_as_written(pytester: pytest.Pytester) -> None:
     """Its blocks are one file of tests, but for those that only show a call."""
     sources = [block.source for block in blocks("testing")]
@@ -165,7 +162,6 @@ END_OF_BLOCK = "--- end of block ---"
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.skipif("guide to a cluster" not in OWN_SPARK, reason="it has another day")
 def test_the_guide_to_a_cluster_works_on_one(tmp_path: Path) -> None:
     """Its blocks are one program, whose executors are processes of their own."""
     found = list(blocks("cluster"))

@@ -10,7 +10,6 @@ import pytest
 
 from tests import ROOT
 from tests.object_store_server import fault
-from tests.spark import OWN_SPARK
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHOSEN = (
@@ -20,7 +19,6 @@ CHOSEN = (
 )
 
 
-@pytest.mark.skipif("suites on a store" not in OWN_SPARK, reason="it has another day")
 @pytest.mark.skipif(bool(fault()) and not os.environ.get("CI"), reason=str(fault()))
 def test_a_few_tests_of_the_suites_run_on_a_store_and_a_local_one_says_why_it_does_not() -> None:
     environment = {k: v for k, v in os.environ.items() if k != "KAFKALOG_TEST_PATH"}

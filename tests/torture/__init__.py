@@ -24,7 +24,7 @@ from typing import Final
 
 from tests.torture.workers import WorkerDied
 
-__all__ = ["Count", "Tally", "parser", "portions_of"]
+__all__ = ["Count", "Tally", "parser"]
 
 SEED: Final = 1
 SHOWN: Final = 5
@@ -166,13 +166,3 @@ def parser(program: str, doc: str | None) -> argparse.ArgumentParser:
     made.add_argument("--seed", type=int, default=SEED, help="of all that is drawn (1)")
     made.add_argument("--only", metavar="CASE", help="repeat one case, as a violation names it")
     return made
-
-
-def portions_of(options: argparse.Namespace, *, quick: int, size: int) -> Iterator[tuple[int, ...]]:
-    """Yield the numbers of drawn logs, some at a time: those of `--only`, a sample, or all."""
-    if options.only:
-        yield tuple(map(int, options.only.split()))
-        return
-    count = quick if options.quick else options.logs
-    for first in range(0, count, size):
-        yield tuple(range(first, min(first + size, count)))

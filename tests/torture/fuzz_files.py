@@ -14,10 +14,11 @@ from typing import Any, Final
 import numpy as np
 from crc32c import crc32c
 
-from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.dedup.latest_records import _read_deaths
 from kafkalog.cleaner.key_index.key_index import KeyIndex, KeyIndexWriter, key_hashes
-from kafkalog.cleaner.state.last_cleaning import read_last_cleaning
+from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
+from kafkalog.cleaner.state.last_cleaning import read_cleanings
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.cli import append as cli_append
 from kafkalog.cli import release as cli_release
@@ -239,10 +240,13 @@ def _texts() -> list[Target]:
         ),
         layout.META_PROPERTIES: (checkpoints.read_properties, [properties]),
         layout.DELETE_HORIZON: (
-            lambda path: read_delete_horizon(path.parent, 0),
+            lambda path: read_delete_horizon(DirectoryNotes(path.parent), 0),
             [_json(horizon)],
         ),
-        layout.LAST_CLEANING: (lambda path: read_last_cleaning(path.parent), [_json(last)]),
+        layout.LAST_CLEANING: (
+            lambda path: read_cleanings(DirectoryNotes(path.parent)),
+            [_json(last)],
+        ),
         layout.UNCLEANABLE: (_mark, [_json(mark)]),
         layout.SPILLING: (
             lambda path: _read_deaths(path.parent),
@@ -308,7 +312,7 @@ def _epochs(path: Path) -> None:
 
 
 def _mark(path: Path) -> None:
-    mark = read_uncleanable(path.parent)
+    mark = read_uncleanable(DirectoryNotes(path.parent))
     if mark is not None:
         mark.is_due({}, 1)
 

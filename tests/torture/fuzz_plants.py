@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from kafkalog.cleaner.dedup import delete_horizon, latest_records
-from kafkalog.cleaner.state import last_cleaning, uncleanable
+from kafkalog.cleaner.dedup import latest_records
+from kafkalog.cleaner.state import delete_horizon, last_cleaning, uncleanable
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.ownership import adopted_topics
@@ -43,7 +43,7 @@ def plant() -> None:
 
     producer_snapshot.parse_snapshot = allocating
     _before(delete_horizon, "read_delete_horizon", layout.DELETE_HORIZON, _look_up)
-    _before(last_cleaning, "read_last_cleaning", layout.LAST_CLEANING, _never_end)
+    _before(last_cleaning, "read_cleanings", layout.LAST_CLEANING, _never_end)
     _before(uncleanable, "read_uncleanable", layout.UNCLEANABLE, _die)
     _before(checkpoints, "read_leader_epochs", layout.LEADER_EPOCH_CHECKPOINT, _keep)
     _before(latest_records, "_read_deaths", layout.SPILLING, _never_hear)
@@ -53,9 +53,9 @@ def plant() -> None:
 def _before(module: Any, name: str, file: str, fault: Callable[[bytes], None]) -> None:
     decode = getattr(module, name)
 
-    def planted(directory: Path, *more: Any) -> Any:
-        fault((directory / file).read_bytes())
-        return decode(directory, *more)
+    def planted(place: Any, *more: Any) -> Any:
+        fault((getattr(place, "directory", place) / file).read_bytes())
+        return decode(place, *more)
 
     setattr(module, name, planted)
 

@@ -26,8 +26,7 @@ from kafkalog.storage_engine.metadata import journal
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedFile, StagedMessage
 from tests.torture import fuzz_checksums
 from tests.torture.fuzz_target import Case, Target, exhaust, file_target, refusing
 from tests.unit.storage_engine import sample_root

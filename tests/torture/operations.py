@@ -32,7 +32,7 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.writer import Writer, writer_slug
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.ownership.release import release
-from kafkalog.storage_engine.segment.segments import sweep_deleted
+from kafkalog.storage_engine.segment.swaps import sweep_deleted
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.torture.repeatable import repeatable

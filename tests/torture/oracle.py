@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from kafkalog.cleaner.key_index.latest_view import latest
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -293,7 +294,7 @@ class Model:
         """Read a log, or some of it; raises Wrong for what is lost, doubled, or was never sent."""
         for partition in self.records if partitions is None else partitions:
             directory = log.partition_directory(*partition)
-            if (mark := read_uncleanable(directory)) is not None:
+            if (mark := read_uncleanable(DirectoryNotes(directory))) is not None:
                 raise Wrong(f"{partition} was marked uncleanable: {mark}")
             with log.snapshot(*partition, whole=True) as snapshot:
                 self.check_snapshot(snapshot)

@@ -32,8 +32,6 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -54,11 +52,11 @@ from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.segment import segment_times
 from kafkalog.storage_engine.writing.staging import StagedWriter
 from tests.conformance.twin_batches import Writers, draw_taste
-from tests.torture import Tally, parser, portions_of
+from tests.torture import Tally
+from tests.torture.drawn_logs import Judged, judge, options_of
 from tests.torture.repeatable import repeatable
 from tests.torture.scratch import scratch
 from tests.torture.shelf_views import differences, plain, view
-from tests.torture.workers import Workers
 
 __all__ = ["Job", "judged", "main"]
 
@@ -422,16 +420,6 @@ def _snake(name: str) -> str:
 # --- the program ---------------------------------------------------------------------------------
 
 
-@dataclass
-class Judged:
-    """What came of some logs."""
-
-    count: int = 0
-    steps: Counter[str] = field(default_factory=Counter)
-    faults: list[tuple[int, str]] = field(default_factory=list)
-    """A case, and what differs."""
-
-
 def judged(cases: tuple[int, ...], seed: int, directory: str) -> Judged:
     """Return what comes of some logs."""
     logging.disable(logging.WARNING)
@@ -450,8 +438,8 @@ def judged(cases: tuple[int, ...], seed: int, directory: str) -> Judged:
             told = "; ".join(job.done)
             result.faults += [(case, f"{told}: {each}") for each in job.found[:1]]
         if job is not None:
-            result.steps["comparisons"] += job.steps["comparisons"]
-            result.steps["steps"] += len(job.done)
+            result.counts["comparisons"] += job.steps["comparisons"]
+            result.counts["steps"] += len(job.done)
         result.count += 1
         shutil.rmtree(place, ignore_errors=True)
     return result
@@ -459,23 +447,10 @@ def judged(cases: tuple[int, ...], seed: int, directory: str) -> Judged:
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw, compare and report."""
-    made = parser("shelves", __doc__)
-    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
-    made.add_argument("--logs", type=int, default=_LOGS, help=f"logs to be drawn ({_LOGS:,})")
-    options = made.parse_args(arguments)
+    options = options_of("shelves", __doc__, arguments, logs=_LOGS)
     tally = Tally("shelves", "logs in a directory and in a store", options, target=_LOGS)
-    steps: Counter[str] = Counter()
     with scratch("shelves") as directory:
-        work = partial(judged, seed=options.seed, directory=str(directory))
-        portions = [*portions_of(options, quick=_QUICK, size=_PORTION)]
-        with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
-            is_alone = options.jobs == 1 or len(portions) == 1
-            for result in map(work, portions) if is_alone else workers.results(work, portions):
-                tally.tried(result.count)
-                steps += result.steps
-                for case, told in result.faults:
-                    tally.violated(str(case), told)
-    tally.more.update(steps)
+        tally.more |= judge(judged, str(directory), options, tally, quick=_QUICK, size=_PORTION)
     tally.report()
 
 

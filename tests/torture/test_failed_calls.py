@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.storage_engine.directory.transaction import Transaction
+from kafkalog.storage_engine.directory.earlier_work import EarlierWork
 from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
@@ -96,7 +96,7 @@ def test_relaxed_commits_whose_pages_are_not_written_again_are_found(
     assert faults(tmp_path, workload, nothing) == []
 
     def plant() -> None:
-        monkeypatch.setattr(Transaction, "_write_unsynced_again", lambda self: None)
+        monkeypatch.setattr(EarlierWork, "write_again", lambda *_: None)
 
     assert any("power cut" in fault for fault in faults(tmp_path, workload, plant))
 

@@ -26,7 +26,6 @@ def test_every_kept_input_is_of_a_decoder() -> None:
     assert INPUTS.keys() <= targets().keys()
 
 
-@pytest.mark.everyday
 @pytest.mark.parametrize(
     "engine",
     [

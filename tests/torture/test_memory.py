@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafkalog.cleaner.state import uncleanable
+from kafkalog.cleaner.state import notes
 from kafkalog.storage_engine.transactions.transaction_markers import known_markers
 from tests.torture import memory
 from tests.torture.memory import elsewhere, forget, remembers
@@ -13,7 +13,7 @@ from tests.torture.workloads import Opened, prepare, small_files
 
 def test_all_that_a_module_remembers_is_found_by_its_name() -> None:
     found = {(module.__name__.rpartition(".")[2], name) for module, name in memory._places(0)}
-    assert ("uncleanable", "_unwritten") in found
+    assert ("notes", "_unwritten") in found
     assert ("transaction_markers", "known_markers") in found
 
 
@@ -22,7 +22,7 @@ def test_a_process_forgets_what_it_has_learned(tmp_path: Path) -> None:
     _learn(tmp_path)
     assert remembers()
     forget()
-    assert not remembers() and not uncleanable._unwritten and not len(known_markers)
+    assert not remembers() and not notes._unwritten and not len(known_markers)
 
 
 def test_what_a_process_knew_comes_back_to_it_and_what_another_one_learned_does_not(
@@ -33,9 +33,9 @@ def test_what_a_process_knew_comes_back_to_it_and_what_another_one_learned_does_
     known = len(known_markers)
     with elsewhere():
         assert not remembers()
-        uncleanable._unwritten["u-0", b""] = uncleanable.Uncleanable("full"), ()
+        notes._unwritten["u-0", b"", "mark"] = "full", ()
     assert len(known_markers) == known
-    assert list(uncleanable._unwritten) == [("t-0", b"")]
+    assert list(notes._unwritten) == [("t-0", b"", "mark")]
     forget()
 
 
@@ -45,5 +45,5 @@ def _learn(root: Path) -> None:
         log = Opened(root)
         log.perform("transact")
         list(log.engine.read("t", 1))
-    uncleanable._unwritten["t-0", b""] = uncleanable.Uncleanable("full"), ()
+    notes._unwritten["t-0", b"", "mark"] = "full", ()
     assert len(known_markers)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import Phase
 
+from kafkalog.storage_engine.directory.appender import Appender
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from kafkalog.storage_engine.directory.partition import Appender
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.metadata import writer
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
@@ -50,7 +50,7 @@ def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
 
     def publish_each(self: Transaction, topic: str, number: int, now_ms: int) -> Appender:
         """Commit one partition after the other, as somebody who has no journal would."""
-        if self._appenders:
+        if self._appenders.known():
             self.publish(now_ms)
         return appender(self, topic, number, now_ms)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.old_bugs import HARMLESS, OLD_BUGS, OldBug, old_bug, unnoticed
 
-pytestmark = [pytest.mark.slow, pytest.mark.everyday]
+pytestmark = pytest.mark.slow
 LATEST = old_bug("latest-record")
 ANOTHER = "unit/cleaner/test_regressions.py::test_a_control_batch_without_a_record_is_no_fault"
 

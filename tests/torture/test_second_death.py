@@ -29,7 +29,6 @@ from tests.torture.repeatable import booted
 from tests.torture.rows import abort, commit
 from tests.unit.storage_engine.broker_root import RECOVERY_POINT, BrokerRoot
 
-pytestmark = pytest.mark.everyday
 NOW_MS = 1_700_000_000_000
 COMPACT = {"*": {"cleanup.policy": "compact"}}
 RECORD = r"write commit at (51[2-9]|5[2-9]\d|[6-9]\d\d|\d{4})"

@@ -27,8 +27,8 @@ import random
 import shutil
 import sys
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,8 @@ from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.place import directory_log_of
 from tests.conformance import twin_kafka
 from tests.conformance.twin_kafka import KafkaCleaner, KafkaRefusedError
-from tests.torture import Tally, parser, portions_of
+from tests.torture import Tally
+from tests.torture.drawn_logs import Judged, judge, options_of
 from tests.torture.scratch import scratch
 from tests.torture.twin_ages import Age, Retention, are_explained
 from tests.torture.twin_draws import LARGE_MAP, TOPIC, Drawn, draw_log, held_by
@@ -59,28 +60,12 @@ from tests.torture.twin_views import (
     kafkas_view,
     our_view,
 )
-from tests.torture.workers import Workers
 
 _LOGS: Final = 3_000
 _QUICK: Final = 40
 _PORTION: Final = 10
 _ROUNDS_MAX: Final = 4
 _LATER_MS: Final = (0, 1_000, 200_000, 2 * 86_400_000)
-
-
-@dataclass
-class Judged:
-    """What came of some logs."""
-
-    count: int = 0
-    compared: int = 0
-    """Views that were compared."""
-    alike: int = 0
-    """Logs without a difference."""
-    known: Counter[str] = field(default_factory=Counter)
-    """Logs with differences, by each rule that knows one."""
-    faults: list[tuple[int, str]] = field(default_factory=list)
-    """A case, and a difference that nobody knows."""
 
 
 class Pair:
@@ -301,16 +286,16 @@ def kafka_of(scratch: str) -> KafkaCleaner:
     return KafkaCleaner(Path(scratch) / f"kafka-{os.getpid()}").__enter__()
 
 
-def judged(cases: tuple[int, ...], seed: int, scratch: str) -> Judged:
+def judged(cases: tuple[int, ...], seed: int, directory: str) -> Judged:
     """Return what comes of some logs."""
     result = Judged()
-    kafka = kafka_of(scratch)
+    kafka = kafka_of(directory)
     for case in cases:
-        directory = Path(scratch) / f"{os.getpid()}-{case}"
-        directory.mkdir()
+        place = Path(directory) / f"{os.getpid()}-{case}"
+        place.mkdir()
         told = ""
         try:
-            pair = Pair(seed, case, kafka, directory)
+            pair = Pair(seed, case, kafka, place)
             told = str(pair)
             pair.run()
         except Exception as fault:  # whatever it is, it is a fault of one of both
@@ -318,51 +303,36 @@ def judged(cases: tuple[int, ...], seed: int, scratch: str) -> Judged:
             for name in ("drawn", "kafkas", "restarted", "ours"):
                 kafka.drop(name)
         else:
-            result.compared += pair.compared
-            result.alike += not pair.found and not pair.known
-            result.known.update(pair.known.keys())
+            result.counts["comparisons"] += pair.compared
+            result.counts["alike"] += not pair.found and not pair.known
+            result.counts["explained by a limit"] += not pair.found and bool(pair.known)
+            result.counts.update(pair.known.keys())
             result.faults += [(case, f"{pair}: {difference}") for difference in pair.found]
         result.count += 1
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(place, ignore_errors=True)
     return result
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Draw, compare and report."""
-    made = parser("twin", __doc__)
-    made.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
-    made.add_argument("--logs", type=int, default=_LOGS, help=f"logs to be drawn ({_LOGS:,})")
-    options = made.parse_args(arguments)
+    options = options_of("twin", __doc__, arguments, logs=_LOGS)
     tally = Tally("twin", "logs in Kafka's hands and in ours", options, target=_LOGS)
     reason = twin_kafka.fault()
     if reason:
         tally.skipped = reason
         tally.report()
         raise SystemExit(1 if os.environ.get("CI") else 0)
-    known: Counter[str] = Counter()
-    compared = alike = faulty = 0
     with scratch("twin") as directory:
-        work = partial(judged, seed=options.seed, scratch=str(directory))
-        portions = [*portions_of(options, quick=_QUICK, size=_PORTION)]
-        with tally.deaths(), Workers(options.jobs, kind="spawn") as workers:
-            is_alone = options.jobs == 1 or len(portions) == 1
-            results = map(work, portions) if is_alone else workers.results(work, portions)
-            for result in results:
-                tally.tried(result.count)
-                compared += result.compared
-                alike += result.alike
-                known += result.known
-                faulty += len({case for case, _ in result.faults})
-                for case, told in result.faults:
-                    tally.violated(str(case), told)
-        if is_alone:
-            kafka_of(str(directory)).__exit__(None, None, None)
+        place = str(directory)
+        counts = judge(judged, place, options, tally, quick=_QUICK, size=_PORTION)
+        if kafka_of.cache_info().currsize:
+            kafka_of(place).__exit__(None, None, None)
             kafka_of.cache_clear()
-    print(f"twin: {alike:,} logs without a difference", file=sys.stderr)
-    for rule, count in known.most_common():
+    for name in ("comparisons", "alike", "explained by a limit"):
+        tally.more[name.replace(" ", "_")] = counts.pop(name, 0)
+    print(f"twin: {tally.more['alike']:,} logs without a difference", file=sys.stderr)
+    for rule, count in counts.most_common():
         print(f"twin: {count:,} logs: {rule}", file=sys.stderr)
-    explained = tally.count - alike - faulty
-    tally.more |= {"comparisons": compared, "alike": alike, "explained_by_a_limit": explained}
     tally.report()
 
 

@@ -35,10 +35,14 @@ ROOMS = [
     "cleaner",
     "cleaner/report",
     "cleaner/schedule",
+    "cleaner/shelves",
+    "cleaner/directory",
+    "cleaner/objects",
     "cleaner/rewrite",
     "cleaner/key_index",
     "cleaner/dedup",
     "cleaner/state",
+    "cleaner/shelf",
     "storage_engine",
     "storage_engine/copying",
     "storage_engine/ownership",
@@ -63,6 +67,26 @@ NOT_BELOW = {
     ("inspection", "cleaner"),
 }
 """Rooms that do without one that is below them."""
+KINDS = {"DirectoryLog", "ReadableDirectory", "ObjectLog", "PolledLog", "directory_log_of"}
+"""The classes of logs that lie in one kind of place, and what asks for one."""
+MAY_ASK_THE_KIND = {
+    "cleaner/directory/pause.py",
+    "cleaner/key_index/key_lookup.py",
+    "cleaner/schedule/manager.py",
+    "cleaner/schedule/scratch_partition.py",
+    "cleaner/shelves.py",
+    "cleaner/spark.py",
+    "cli/picture/server.py",
+    "cli/status.py",
+    "cli/verify.py",
+    "datasource/range_reader.py",
+    "datasource/read_planner.py",
+    "erasure/erase.py",
+    "erasure/occurrences.py",
+    "sink/backlog.py",
+    "sink/shared_log.py",
+}
+"""Modules above the storage engine that may ask for the kind of a log, or choose one to open."""
 LEAVES = {
     "errors",
     "extras",
@@ -72,6 +96,7 @@ LEAVES = {
     "spark_options",
     "spark_release",
     "cleaner/config",
+    "cleaner/plan",
 }
 """Modules that every room may import."""
 ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
@@ -85,7 +110,7 @@ LIGHT = [
     "kafkalog.storage_engine.directory.directory_log",
     "kafkalog.storage_engine.directory.commit",
     "kafkalog.storage_engine.metadata.journal",
-    "kafkalog.storage_engine.directory.partition",
+    "kafkalog.storage_engine.directory.appender",
     "kafkalog.storage_engine.format.batch",
     "kafkalog.storage_engine.object_store.client",
     "kafkalog.storage_engine.reading.directory_snapshot",
@@ -237,6 +262,17 @@ def test_rooms_import_only_downwards() -> None:
     assert faults == []
 
 
+def test_the_plan_knows_no_kind_of_log_and_no_files() -> None:
+    used = uses(
+        PACKAGE / "cleaner" / "plan.py",
+        [f"kafkalog.{name_of(p)[:-3].replace('/', '.')}" for p in SOURCES],
+    )
+    assert {place_of(module) for module in used} == {
+        "storage_engine/format",
+        "storage_engine/metadata",
+    }
+
+
 def uses(path: Path, modules: Collection[str]) -> set[str]:
     """Return the modules of `modules` that a file names in imports, those for types included."""
     found: set[str] = set()
@@ -248,6 +284,34 @@ def uses(path: Path, modules: Collection[str]) -> set[str]:
                 module = f"{node.module}.{alias.name}"
                 found.add(module if module in modules else str(node.module))
     return found & set(modules)
+
+
+def test_neither_kind_of_log_knows_the_other() -> None:
+    """Imports under `if TYPE_CHECKING:` and inside functions count too."""
+    rooms = {
+        room: [*(PACKAGE / "storage_engine" / room).glob("*.py")]
+        for room in ("directory", "object_store")
+    }
+    modules = {
+        room: {f"kafkalog.storage_engine.{room}.{path.stem}" for path in paths}
+        for room, paths in rooms.items()
+    }
+    assert [
+        f"{name_of(path)} imports {module}"
+        for room, other in (("directory", "object_store"), ("object_store", "directory"))
+        for path in rooms[room]
+        for module in uses(path, modules[other])
+    ] == []
+
+
+def test_few_modules_ask_for_the_kind_of_a_log() -> None:
+    """A module that is given a log of one kind, and imports its class for types, does not ask."""
+    assert {
+        name_of(path)
+        for path in SOURCES
+        if not name_of(path).startswith("storage_engine/")
+        and any(module.rsplit(".", 1)[-1] in KINDS for module, _ in imports(path))
+    } == MAY_ASK_THE_KIND
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -404,6 +468,15 @@ def test_layouts_are_in_layout_alone() -> None:
             if isinstance(node, ast.Constant) and node.value in SEGMENT_SUFFIXES:
                 faults.append(f"{name_of(path)}:{node.lineno} spells {node.value!r}")
     assert faults == []
+
+
+def test_batches_are_stamped_in_one_place() -> None:
+    assert {
+        name_of(path)
+        for path in SOURCES
+        for owner, attribute, _ in calls(path)
+        if owner == "layout" and attribute.startswith("STAMP")
+    } == {"storage_engine/format/stamping.py"}
 
 
 def test_time_is_an_argument() -> None:

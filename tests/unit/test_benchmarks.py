@@ -12,7 +12,6 @@ import sys
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +31,8 @@ from bench import (
     together,
 )
 from bench import page as pages
-from bench.__main__ import Runner, grouped, quick_ones
+from bench.__main__ import Runner, grouped
 from bench.page import PROGRAMS, WITH_SPARK, Result, Results, has_path
-from tests.day import todays
 
 BENCH = Path(pages.__file__).parent
 CODEC = "100-byte records, {0}, batches of {1}"
@@ -309,16 +307,6 @@ def test_a_quick_run_has_one_spark_for_all_programs_that_can_share_it() -> None:
         source = (BENCH / f"{name}.py").read_text()
         uses_spark = re.search(r"^from bench.spark import .*\bsession\b", source, re.M) is not None
         assert uses_spark == (name in WITH_SPARK)
-
-
-def test_three_quick_runs_have_each_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for today in range(3):
-        monkeypatch.setattr("bench.__main__.todays", partial(todays, day=today))
-        found.append(quick_ones())
-    assert sorted(name for names in found for name in names) == sorted(PROGRAMS)
-    # They start the same processes, each with a Spark of its own.
-    assert not any({"cold_start", "idle"} <= {*names} for names in found)
 
 
 def test_programs_that_run_together_are_all_run_and_those_that_break_are_named(

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import kafkalog
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -109,7 +110,7 @@ def test_an_error_of_what_a_call_takes_is_the_users(
     assert found.value is fault
     place = PLACES[tmp_path]
     if isinstance(place, Path):
-        assert read_uncleanable(place / "t-0") is None
+        assert read_uncleanable(DirectoryNotes(place / "t-0")) is None
         assert [each for each in verify(place) if each.is_damage] == []
     log.append("t", [("last", "1")])
     assert log.lookup("t", "last") is not None
@@ -161,7 +162,7 @@ def test_an_error_of_a_signal_handler_is_the_users_whatever_its_kind(
         finally:
             signal.signal(signal.SIGUSR1, before)
         assert found.value is fault
-        assert read_uncleanable(tmp_path / "log" / "t-0") is None
+        assert read_uncleanable(DirectoryNotes(tmp_path / "log" / "t-0")) is None
         log.append("t", [("last", "1")])
     assert [each for each in verify(tmp_path / "log") if each.is_damage] == []
 

@@ -37,7 +37,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
-from kafkalog.storage_engine.segment.segments import header_at
+from kafkalog.storage_engine.segment.locate import header_at
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.key_index.key_filter import KeyFilter

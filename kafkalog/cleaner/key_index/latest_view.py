@@ -19,7 +19,7 @@ from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
-from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
+from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 

@@ -7,30 +7,27 @@ files are read, and the header of an open transaction's first batch.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
-from kafkalog.cleaner.report.reported import reported
-from kafkalog.cleaner.report.reported_log import BROKERS, COPY
+from kafkalog.cleaner.plan import OBSTACLES, Why, unknown_configs
+from kafkalog.cleaner.report.judged import Judged, judged
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from kafkalog.cleaner.report.reported_log import ReportedLog, ReportedPartition
+    from kafkalog.cleaner.shelf import Moment
+    from kafkalog.storage_engine.format.batch import BatchHeader
     from kafkalog.storage_engine.log.log import Log
-    from kafkalog.storage_engine.metadata.state import PartitionState
 
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
 """Codes of what keeps every cleaner away."""
-_DECIDE = ("min.cleanable.dirty.ratio", "min.compaction.lag.ms", "segment.bytes", "segment.ms")
-"""Configs that decide when a partition is cleaned, whose defaults a broker may set."""
 _NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
 _ALTER = "`kafkalog topics alter {path} {topic} --config "
 
@@ -49,6 +46,8 @@ class Reason:
     """When it ends without help (epoch ms), if that is known."""
     commands: tuple[str, ...] = ()
     """The command lines in the remedy, in their order."""
+    is_obstacle: bool = False
+    """Whether it may keep a forced cleaning away from records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +75,25 @@ class Explanation:
         return "is not cleaned now" if codes & _REFUSALS else "is not due"
 
 
-def explain(
-    engine: Log, topic: str, now_ms: int, found: ReportedLog | None = None
-) -> list[Explanation]:
-    """Explain each partition of a topic, with the plans of now; raises UnknownTopicError."""
-    log = reported(engine, now_ms) if found is None else found
-    return [_explained(log, topic, partition) for partition in engine.describe(topic).numbers()]
-
-
-def explain_topics(engine: Log, topic: str | None, now_ms: int) -> list[Explanation]:
+def explain(log: Log, topic: str | None, now_ms: int) -> list[Explanation]:
     """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
-    return explain_reported(reported(engine, now_ms), topic)
+    return explanations(moment_of(log, now_ms), topic)
 
 
-def explain_reported(log: ReportedLog, topic: str | None) -> list[Explanation]:
-    """Explain each partition of a topic, or of all, as of a report; raises UnknownTopicError."""
-    names = sorted(log.state.topics) if topic is None else [log.state.topic(topic).name]
+def explanations(moment: Moment, topic: str | None) -> list[Explanation]:
+    """Explain each partition of a topic, or of all, at one moment; raises UnknownTopicError."""
     return [
-        _explained(log, name, partition)
-        for name in names
-        for partition in log.state.topics[name].numbers()
+        _unreadable(moment, known.name, partition, found)
+        if isinstance(found, Exception)
+        else _explained(partition, found)
+        for known, partition, found in judged(moment, topic, asks_cleaners=True)
     ]
+
+
+def reason_of(why: Why, at: Judged) -> Reason:
+    """Return the sentence of a fact, and what would change it."""
+    found = replace(_SENTENCES[why](at), is_obstacle=why in OBSTACLES)
+    return _with_names(found, at.moment, at.known.name)
 
 
 def utc_time(time_ms: int) -> str:
@@ -107,43 +104,30 @@ def utc_time(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-def _explained(reported: ReportedLog, topic: str, partition: int) -> Explanation:
-    now_ms = reported.now_ms
-    try:
-        log, state = reported.of(topic, partition)
-    except (OSError, KafkaLogError) as fault:
-        files.pass_on(fault)
-        text = f"It cannot be read: {fault_reason(fault)}."
-        remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
-        unreadable = _told(Reason("unreadable", text, remedy), reported, topic)
-        return Explanation(topic, partition, False, (unreadable,))
-    place = reported.partition(topic, partition)
-    found = [*_refusals(reported, place, log, now_ms)]
-    known, mark = reported.state.topics[topic], place.mark()
-    is_tried = not place.is_paused() and (mark is None or mark.is_due(known.config, now_ms))
-    is_tried &= all(one.code == "uncleanable" for one in found)
-    if log.config.is_compacted:
-        if log.is_eligible and known.knows_defaults:
-            reasons = [*_reasons_to_clean(log)]
-            reasons += [one for _, one in _barriers(reported, log, state)]
-        else:
-            reasons = [*waits(reported, log, state)]
-        # Where cleaners are kept away, what helps otherwise does not.
-        found += [one if not found else replace(one, remedy=None) for one in reasons]
-        if is_tried:
-            found += _cleaners(log, state, place, reported.is_cleaner_running)
-        if known.knows_defaults:
-            found += _tombstones(log, place, now_ms)
-    findings = tuple(_told(one, reported, topic) for one in found)
-    return Explanation(topic, partition, log.is_eligible and is_tried, findings)
+def _explained(partition: int, at: Judged) -> Explanation:
+    verdict = at.verdict
+    refusals = [reason_of(why, at) for why in verdict.refusals]
+    reasons = [reason_of(why, at) for why in verdict.reasons]
+    if refusals:  # where cleaners are kept away, what helps otherwise does not
+        reasons = [replace(one, remedy=None, commands=()) for one in reasons]
+    others = [reason_of(why, at) for why in verdict.others]
+    findings = (*refusals, *reasons, *others)
+    return Explanation(at.known.name, partition, verdict.is_due, findings)
 
 
-def _told(found: Reason, reported: ReportedLog, topic: str) -> Reason:
+def _unreadable(moment: Moment, topic: str, partition: int, fault: Exception) -> Explanation:
+    text = f"It cannot be read: {fault_reason(fault)}."
+    remedy = "`kafkalog verify {path} {topic}` shows what is damaged"
+    finding = _with_names(Reason("unreadable", text, remedy, is_obstacle=True), moment, topic)
+    return Explanation(topic, partition, False, (finding,))
+
+
+def _with_names(found: Reason, moment: Moment, topic: str) -> Reason:
     """Return a finding with names in its remedy, whose commands are between backticks."""
     if found.remedy is None:
         return found
     parts = [
-        part.replace("{path}", reported.root).replace("{topic}", topic)
+        part.replace("{path}", moment.root).replace("{topic}", topic)
         for part in found.remedy.split("`")
     ]
     return replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))
@@ -152,170 +136,85 @@ def _told(found: Reason, reported: ReportedLog, topic: str) -> Reason:
 # --- what keeps every cleaner away ---------------------------------------------------------------
 
 
-def _refusals(
-    reported: ReportedLog, place: ReportedPartition, log: CleaningPlan, now_ms: int
-) -> Iterator[Reason]:
-    if reported.owner == COPY:
-        yield Reason(
-            "broker",
-            "It is in a copy of a broker's partitions, which kafkalog only reads.",
-            "`kafkalog adopt {path}`",
-        )
-        return
-    if reported.owner == BROKERS:
-        yield Reason(
-            "broker",
-            "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
-            "stop the broker, then `kafkalog adopt {path}`",
-        )
-        return
-    if not log.config.is_compacted:
-        if log.config.cleanup_policy:
-            text = f"Its cleanup.policy is {','.join(sorted(log.config.cleanup_policy))}"
-        else:
-            text = "Its cleanup.policy is empty, which means no cleanup at all"
-        yield Reason(
-            "policy",
-            f"{text}, and only topics with compact are compacted.",
-            _ALTER + "cleanup.policy=compact`",
-        )
-        return
-    if place.is_being_cleaned():
-        yield Reason("cleaning", "Some process cleans it, or deletes from it, at this moment.")
-    if place.is_paused():
-        yield Reason(
-            "paused",
-            "Some process keeps cleaners away from it (abort_and_pause).",
-            "it ends with that process, at the latest",
-        )
-    mark = place.mark()
-    if mark is not None:
-        known = reported.state.topic(log.topic).config
-        since = f" since {utc_time(mark.since_ms)}" if mark.since_ms else ""
-        times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
-        is_retried = mark.retry_at_ms < layout.INT64_MAX
-        if mark.is_due(known, now_ms):
-            retry = " The next cleaner tries again."
-        elif is_retried:
-            retry = f" Cleaners leave it alone until {utc_time(mark.retry_at_ms)}."
-        else:
-            retry = " Cleaners leave it alone."
-        yield Reason(
-            "uncleanable",
-            f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
-            "`kafkalog verify {path} {topic}` shows damage; once the reason is gone, a cleaning "
-            "with --force does not wait",
-            mark.retry_at_ms if is_retried else None,
-        )
+def _policy(at: Judged) -> Reason:
+    policy = at.plan.config.cleanup_policy
+    text = "Its cleanup.policy is empty, which means no cleanup at all"
+    if policy:
+        text = f"Its cleanup.policy is {','.join(sorted(policy))}"
+    return Reason(
+        "policy",
+        f"{text}, and only topics with compact are compacted.",
+        _ALTER + "cleanup.policy=compact`",
+    )
+
+
+def _uncleanable(at: Judged) -> Reason:
+    mark = at.mark
+    assert mark is not None
+    since = f" since {utc_time(mark.since_ms)}" if mark.since_ms else ""
+    times = f", {mark.failures} times in a row" if mark.failures > 1 else ""
+    is_retried = mark.retry_at_ms < layout.INT64_MAX
+    if mark.is_due(at.known.config, at.moment.now_ms):
+        retry = " The next cleaner tries again."
+    elif is_retried:
+        retry = f" Cleaners leave it alone until {utc_time(mark.retry_at_ms)}."
+    else:
+        retry = " Cleaners leave it alone."
+    return Reason(
+        "uncleanable",
+        f"It is uncleanable{since}{times}: {mark.reason.rstrip('.')}.{retry}",
+        "`kafkalog verify {path} {topic}` shows damage; once the reason is gone, a cleaning "
+        "with --force does not wait",
+        mark.retry_at_ms if is_retried else None,
+    )
 
 
 # --- what brings a cleaner -----------------------------------------------------------------------
 
 
-def _reasons_to_clean(log: CleaningPlan) -> Iterator[Reason]:
-    config = log.config
-    if log.dirty_ratio > config.min_cleanable_dirty_ratio:
-        yield Reason(
-            "due",
-            f"It is due: its dirty ratio is {log.dirty_ratio:.2f} "
-            f"({_size(log.cleanable_bytes)} of {_size(log.cleanable_bytes + log.clean_bytes)}), "
-            f"above min.cleanable.dirty.ratio {config.min_cleanable_dirty_ratio:g}.",
-            _NOW,
-        )
-    if log.cleanable_bytes > 0 and log.compaction_delay_ms > 0:
-        yield Reason(
-            "due",
-            f"It is due: max.compaction.lag.ms ({duration(config.max_compaction_lag_ms)}) passed "
-            f"{duration(log.compaction_delay_ms)} ago.",
-            _NOW,
-        )
-    if log.is_horizon_due and log.earliest_delete_horizon_ms is not None:
-        yield Reason(
-            "due",
-            "It is due: the delete horizon of a tombstone passed at "
-            f"{utc_time(log.earliest_delete_horizon_ms)}.",
-            _NOW,
-        )
-    elif log.is_horizon_due:
-        yield Reason(
-            "due",
-            "It is due: a broker has cleaned it, and only a cleaning finds out when its "
-            "tombstones may go.",
-            _NOW,
-        )
+def _above_ratio(at: Judged) -> Reason:
+    wanted = at.plan.config.min_cleanable_dirty_ratio
+    return _due(f"its dirty ratio is {_ratio(at)}, above min.cleanable.dirty.ratio {wanted:g}.")
 
 
-def _cleaners(
-    log: CleaningPlan, state: PartitionState, place: ReportedPartition, is_running: bool | None
-) -> Iterator[Reason]:
-    if not log.has_work and log.first_dirty_offset >= state.high_watermark:
-        return
-    if is_running:
-        if log.is_eligible:
-            yield Reason(
-                "cleaner", "A background cleaner runs; it takes the filthiest partition first."
-            )
-    elif is_running is not None:
-        text = "No background cleaner runs on this log, in any process"
-        remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, "
-        remedy += "cleaner=True)"
-        if not place.may_clean():
-            text += ", and this one may not write the directory"
-            remedy = f"run one on a host and as a user that may write {place.place}"
-        yield Reason("no cleaner", f"{text}.", remedy)
+def _max_lag(at: Judged) -> Reason:
+    lag, delay = at.plan.config.max_compaction_lag_ms, at.plan.compaction_delay_ms
+    return _due(f"max.compaction.lag.ms ({duration(lag)}) passed {duration(delay)} ago.")
+
+
+def _horizon(at: Judged) -> Reason:
+    time = utc_time(at.plan.earliest_delete_horizon_ms or 0)
+    return _due(f"the delete horizon of a tombstone passed at {time}.")
+
+
+def _due(text: str) -> Reason:
+    return Reason("due", f"It is due: {text}", _NOW)
+
+
+def _no_cleaner(at: Judged) -> Reason:
+    text = "No background cleaner runs on this log, in any process"
+    remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, cleaner=True)"
+    if not at.moment.may_clean(at.plan.topic, at.plan.partition):
+        text += ", and this one may not write the directory"
+        place = at.moment.notes(at.plan.topic, at.plan.partition).place
+        remedy = f"run one on a host and as a user that may write {place}"
+    return Reason("no cleaner", f"{text}.", remedy)
 
 
 # --- what lets it wait ---------------------------------------------------------------------------
 
 
-def waits(reported: ReportedLog, log: CleaningPlan, state: PartitionState) -> Iterator[Reason]:
-    """Yield what a partition that is not cleaned now waits for; the first one is the answer."""
-    place = reported.partition(log.topic, log.partition)
-    if state.high_watermark <= state.log_start_offset:
-        yield Reason("empty", "It is empty.")
-        return
-    if log.first_dirty_offset >= state.high_watermark:
-        yield Reason(
-            "all clean", f"All of it is clean, up to offset {state.high_watermark}.{_last(place)}"
-        )
-        return
-    known = reported.state.topics[log.topic]
-    if not known.knows_defaults:
-        # Its cleaner is the broker, with configs of its own; it knows no pins.
-        yield from (finding for _, finding in _transaction(reported, log, state))
-        unknown = [name for name in _DECIDE if name not in known.config]
-        if unknown:
-            yield Reason(
-                "unknown",
-                f"Whether it is due is not known, because its {', '.join(unknown)} may be the "
-                "broker's own, which are in no log directory.",
-            )
-        elif log.dirty_ratio > log.config.min_cleanable_dirty_ratio:
-            yield next(_reasons_to_clean(log))
-        else:
-            yield _ratio(log, place)
-        return
-    if log.is_due:
-        yield _awaited(log)
-    elif log.cleanable_bytes > 0:
-        yield _ratio(log, place)
-    # The barrier at the lowest offset comes first.
-    barriers = [*_barriers(reported, log, state), *_active_segment(log, state)]
-    yield from (finding for _, finding in sorted(barriers, key=lambda barrier: barrier[0]))
+def _unknown(at: Judged) -> Reason:
+    return Reason(
+        "unknown",
+        f"Whether it is due is not known, because its {', '.join(unknown_configs(at.known))} may "
+        "be the broker's own, which are in no log directory.",
+    )
 
 
-def _barriers(
-    reported: ReportedLog, log: CleaningPlan, state: PartitionState
-) -> Iterator[tuple[int, Reason]]:
-    """Yield what holds records back outside the active segment, each with its offset."""
-    yield from _transaction(reported, log, state)
-    yield from _lag(log, reported.now_ms)
-    yield from _pin(reported, log, state)
-
-
-def _awaited(log: CleaningPlan) -> Reason:
+def _readers(at: Judged) -> Reason:
     bound = "; max.compaction.lag.ms bounds the wait"
-    is_bounded = log.config.max_compaction_lag_ms < layout.INT64_MAX
+    is_bounded = at.plan.config.max_compaction_lag_ms < layout.INT64_MAX
     return Reason(
         "pin",
         "It would be due, but tasks read the changelog of a snapshot of this log: no background "
@@ -324,29 +223,26 @@ def _awaited(log: CleaningPlan) -> Reason:
     )
 
 
-def _ratio(log: CleaningPlan, place: ReportedPartition) -> Reason:
-    wanted = log.config.min_cleanable_dirty_ratio
+def _below_ratio(at: Judged) -> Reason:
+    plan = at.plan
+    wanted = plan.config.min_cleanable_dirty_ratio
     text = (
-        f"Its dirty ratio is {log.dirty_ratio:.2f} ({_size(log.cleanable_bytes)} of "
-        f"{_size(log.cleanable_bytes + log.clean_bytes)}), and has to exceed "
-        f"min.cleanable.dirty.ratio, {wanted:g}"
+        f"Its dirty ratio is {_ratio(at)}, and has to exceed min.cleanable.dirty.ratio, {wanted:g}"
     )
     if wanted < 1.0:
-        missing = int(log.clean_bytes * wanted / (1.0 - wanted)) + 1 - log.cleanable_bytes
+        missing = int(plan.clean_bytes * wanted / (1.0 - wanted)) + 1 - plan.cleanable_bytes
         text += f": with {_size(max(missing, 1))} more in closed segments it does"
     return Reason(
         "ratio",
-        f"{text}.{_last(place)}",
-        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, log.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
+        f"{text}.{_last(at)}",
+        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, plan.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
     )
 
 
-def _active_segment(log: CleaningPlan, state: PartitionState) -> Iterator[tuple[int, Reason]]:
-    base = max(state.active_base, log.first_dirty_offset)
-    if base >= state.high_watermark:
-        return
-    share = "The rest is" if log.has_closed_dirty else "Everything dirty is"
-    config = log.config
+def _active_segment(at: Judged) -> Reason:
+    state, config = at.plan.state, at.plan.config
+    base = max(state.active_base, at.plan.first_dirty_offset)
+    share = "The rest is" if at.plan.has_closed_dirty else "Everything dirty is"
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
     if state.active_size >= config.segment_bytes:
         what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
@@ -357,89 +253,73 @@ def _active_segment(log: CleaningPlan, state: PartitionState) -> Iterator[tuple[
             f"{duration(config.segment_lifetime_ms)} after its first batch (segment.ms, "
             f"max.compaction.lag.ms){latest}, begins"
         )
-    yield (
-        base,
-        Reason(
-            "active segment",
-            f"{share} in the active segment, from offset {base} on, which is not cleaned; "
-            f"{what_ends_it} another one.",
-            f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
-        ),
+    return Reason(
+        "active segment",
+        f"{share} in the active segment, from offset {base} on, which is not cleaned; "
+        f"{what_ends_it} another one.",
+        f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
     )
 
 
-def _transaction(
-    reported: ReportedLog, log: CleaningPlan, state: PartitionState
-) -> Iterator[tuple[int, Reason]]:
-    stable = state.last_stable_offset
-    if stable >= state.high_watermark:
-        return
+def _transaction(at: Judged) -> Reason:
+    stable = at.plan.state.last_stable_offset
     whose, since = "A transaction", ""
-    header = reported.batch_at(log.topic, log.partition, stable)
+    header = _header_at(at, stable)
     if header is not None and header.producer_id >= 0:
         whose = f"The transaction of producer {header.producer_id}"
     if header is not None and header.max_timestamp >= 0:
         since = f", since {utc_time(header.max_timestamp)}"
-    yield (
-        stable,
-        Reason(
-            "transaction",
-            f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
-            "it ends with its producer's marker: append what followed in the log it came from, "
-            "`kafkalog append {path} {topic} --raw FILE --partition " + f"{log.partition}`",
-        ),
+    return Reason(
+        "transaction",
+        f"{whose} is open from offset {stable} on{since}, and no cleaning goes past it.",
+        "it ends with its producer's marker: append what followed in the log it came from, "
+        "`kafkalog append {path} {topic} --raw FILE --partition " + f"{at.plan.partition}`",
     )
 
 
-def _lag(log: CleaningPlan, now_ms: int) -> Iterator[tuple[int, Reason]]:
-    if log.lagging is None:
-        return
-    lag = log.config.min_compaction_lag_ms
-    base, latest = log.lagging
-    yield (
-        base,
-        Reason(
-            "lag",
-            f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
-            f"follows from being cleaned until {utc_time(latest + lag)} at least.",
-            f"{_ALTER}min.compaction.lag.ms={max(0, now_ms - latest)}`",
-            latest + lag,
-        ),
+def _header_at(at: Judged, offset: int) -> BatchHeader | None:
+    """Return the header of the batch at an offset; None if it cannot be read."""
+    try:
+        with at.moment.snapshot(at.plan.topic, at.plan.partition, offset) as snapshot:
+            for segment in snapshot.open_segments(offset, snapshot.state.high_watermark):
+                for _, header in segment.batches_from(offset):
+                    return header
+    except (OSError, KafkaLogError) as raised:
+        files.pass_on(raised)
+    return None
+
+
+def _min_lag(at: Judged) -> Reason:
+    lag = at.plan.config.min_compaction_lag_ms
+    base, latest = at.plan.lagging or (0, 0)
+    return Reason(
+        "lag",
+        f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
+        f"follows from being cleaned until {utc_time(latest + lag)} at least.",
+        f"{_ALTER}min.compaction.lag.ms={max(0, at.moment.now_ms - latest)}`",
+        latest + lag,
     )
 
 
-def _pin(
-    reported: ReportedLog, log: CleaningPlan, state: PartitionState
-) -> Iterator[tuple[int, Reason]]:
-    offset, until_ms = reported.pin(log.topic, log.partition)
-    if offset < min(state.active_base, state.last_stable_offset):
-        # After its lease, a pin holds as long as a reader uses it.
-        is_leased = until_ms > reported.now_ms
-        until = f"until {utc_time(until_ms)}, or later if the reader continues"
-        yield (
-            max(offset, log.first_dirty_offset),
-            Reason(
-                "pin",
-                f"A reader has pinned a snapshot at offset {offset}, and no cleaning goes past "
-                f"that {until if is_leased else 'as long as a task reads it'}.",
-                "it ends with the readers of that snapshot; once they have ended, "
-                "kafkalog clean --force does not wait",
-                until_ms if is_leased else None,
-            ),
-        )
+def _pin(at: Judged) -> Reason:
+    offset, until_ms = at.plan.pinned
+    # After its lease, a pin holds as long as a reader uses it.
+    is_leased = until_ms > at.moment.now_ms
+    until = f"until {utc_time(until_ms)}, or later if the reader continues"
+    return Reason(
+        "pin",
+        f"A reader has pinned a snapshot at offset {offset}, and no cleaning goes past "
+        f"that {until if is_leased else 'as long as a task reads it'}.",
+        "it ends with the readers of that snapshot; once they have ended, "
+        "kafkalog clean --force does not wait",
+        until_ms if is_leased else None,
+    )
 
 
-# --- what else is true ---------------------------------------------------------------------------
-
-
-def _tombstones(log: CleaningPlan, place: ReportedPartition, now_ms: int) -> Iterator[Reason]:
-    horizon = log.earliest_delete_horizon_ms
-    if horizon is None or horizon <= now_ms:
-        return
-    last = place.last_cleaning()
-    count = last.tombstones if last and last.end_offset == log.first_dirty_offset else 0
+def _tombstones(at: Judged) -> Reason:
+    horizon, count = at.plan.earliest_delete_horizon_ms or 0, at.tombstones or 0
     what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
-    yield Reason(
+    return Reason(
         "tombstones",
         f"{what} wait{'s' * (count == 1)} for the delete horizon that a cleaning has set, by the "
         f"delete.retention.ms of that time; the first may go at {utc_time(horizon)}.",
@@ -448,9 +328,63 @@ def _tombstones(log: CleaningPlan, place: ReportedPartition, now_ms: int) -> Ite
     )
 
 
-def _last(place: ReportedPartition) -> str:
-    last = place.last_cleaning()
-    return "" if last is None else f" It was cleaned last at {utc_time(last.ended_ms)}."
+_SENTENCES: Final[Mapping[Why, Callable[[Judged], Reason]]] = {
+    Why.COPY: lambda at: Reason(
+        "broker",
+        "It is in a copy of a broker's partitions, which kafkalog only reads.",
+        "`kafkalog adopt {path}`",
+    ),
+    Why.BROKERS: lambda at: Reason(
+        "broker",
+        "It is in a Kafka broker's directory, which kafkalog only reads: the broker cleans it.",
+        "stop the broker, then `kafkalog adopt {path}`",
+    ),
+    Why.POLICY: _policy,
+    Why.CLEANING: lambda at: Reason(
+        "cleaning", "Some process cleans it, or deletes from it, at this moment."
+    ),
+    Why.PAUSED: lambda at: Reason(
+        "paused",
+        "Some process keeps cleaners away from it (abort_and_pause).",
+        "it ends with that process, at the latest",
+    ),
+    Why.UNCLEANABLE: _uncleanable,
+    Why.ABOVE_RATIO: _above_ratio,
+    Why.MAX_LAG: _max_lag,
+    Why.HORIZON: _horizon,
+    Why.HORIZON_UNKNOWN: lambda at: _due(
+        "a broker has cleaned it, and only a cleaning finds out when its tombstones may go."
+    ),
+    Why.CLEANER: lambda at: Reason(
+        "cleaner", "A background cleaner runs; it takes the filthiest partition first."
+    ),
+    Why.NO_CLEANER: _no_cleaner,
+    Why.EMPTY: lambda at: Reason("empty", "It is empty."),
+    Why.ALL_CLEAN: lambda at: Reason(
+        "all clean", f"All of it is clean, up to offset {at.plan.state.high_watermark}.{_last(at)}"
+    ),
+    Why.UNKNOWN: _unknown,
+    Why.READERS: _readers,
+    Why.BELOW_RATIO: _below_ratio,
+    Why.TRANSACTION: _transaction,
+    Why.MIN_LAG: _min_lag,
+    Why.PIN: _pin,
+    Why.ACTIVE_SEGMENT: _active_segment,
+    Why.TOMBSTONES: _tombstones,
+}
+
+
+# --- what sentences are made of ------------------------------------------------------------------
+
+
+def _ratio(at: Judged) -> str:
+    plan = at.plan
+    sizes = f"{_size(plan.cleanable_bytes)} of {_size(plan.cleanable_bytes + plan.clean_bytes)}"
+    return f"{plan.dirty_ratio:.2f} ({sizes})"
+
+
+def _last(at: Judged) -> str:
+    return "" if at.last is None else f" It was cleaned last at {utc_time(at.last.ended_ms)}."
 
 
 def _size(size: int) -> str:

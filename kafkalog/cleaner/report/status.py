@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.report.explain import waits
-from kafkalog.cleaner.report.reported import reported
+from kafkalog.cleaner.report.explain import reason_of
+from kafkalog.cleaner.report.judged import Judged, judged
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import LastCleaning
 from kafkalog.cleaner.state.uncleanable import fault_reason
-from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan
-    from kafkalog.cleaner.report.reported_log import ReportedLog
+    from kafkalog.cleaner.shelf import Moment
     from kafkalog.storage_engine.log.log import Log
-    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
+    from kafkalog.storage_engine.metadata.state import TopicState
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,82 +53,53 @@ class PartitionStatus:
     """The last successful cleaning; None if there was none, or unknown."""
 
 
-def status(engine: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
+def status(log: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
     """Return the status of every partition, in one topic or all; raises UnknownTopicError.
 
     A partition that cannot be read has the reason in its status.
     """
-    return status_of(reported(engine, now_ms), topic)
+    return statuses(moment_of(log, now_ms), topic)
 
 
-def status_of(log: ReportedLog, topic: str | None = None) -> list[PartitionStatus]:
-    """Return the status of every partition, as of a report, as `status` does."""
-    state = log.state
-    names = sorted(state.topics) if topic is None else [state.topic(topic).name]
-    found: list[PartitionStatus] = []
-    for name in names:
-        known = state.topics[name]
-        for partition in known.numbers():
-            try:
-                found.append(_readable(log, name, partition))
-            except (OSError, KafkaLogError) as fault:
-                files.pass_on(fault)
-                if not log.has_topic(name, known.topic_id):
-                    break  # deleted meanwhile
-                found.append(_unreadable(name, partition, known, fault))
-    return found
+def statuses(moment: Moment, topic: str | None = None) -> list[PartitionStatus]:
+    """Return the status of every partition at one moment, as `status` does."""
+    return [
+        _unreadable(known.name, partition, known, found)
+        if isinstance(found, Exception)
+        else _readable(partition, found)
+        for known, partition, found in judged(moment, topic, asks_cleaners=False)
+    ]
 
 
-def _readable(reported: ReportedLog, topic: str, partition: int) -> PartitionStatus:
-    log, state = reported.of(topic, partition)
-    place = reported.partition(topic, partition)
-    mark = place.mark()
-    word = _word(log, state, is_marked=mark is not None, is_paused=place.is_paused())
-    first = next(waits(reported, log, state), None) if word == "not due" else None
-    reason = None if mark is None else mark.reason
-    known = reported.state.topics[topic]
+def _readable(partition: int, at: Judged) -> PartitionStatus:
+    plan, known, word = at.plan, at.known, at.verdict.state
+    reason = None if at.mark is None else at.mark.reason
+    code = None
+    for why in at.verdict.reasons[:1] if word == "not due" else ():
+        first = reason_of(why, at)
+        reason, code = first.sentence, first.code
     if not known.knows_defaults and not known.config.get("cleanup.policy"):
         word = "policy unknown"
-    last = place.last_cleaning()
     return PartitionStatus(
-        topic=topic,
+        topic=known.name,
         partition=partition,
-        log_start_offset=state.log_start_offset,
-        first_dirty_offset=log.first_dirty_offset,
-        first_uncleanable_offset=log.first_uncleanable_offset,
-        high_watermark=state.high_watermark,
-        clean_bytes=log.clean_bytes,
-        dirty_bytes=log.cleanable_bytes,
-        uncleanable_bytes=log.uncleanable_bytes,
-        dirty_ratio=log.dirty_ratio,
+        log_start_offset=plan.state.log_start_offset,
+        first_dirty_offset=plan.first_dirty_offset,
+        first_uncleanable_offset=plan.first_uncleanable_offset,
+        high_watermark=plan.state.high_watermark,
+        clean_bytes=plan.clean_bytes,
+        dirty_bytes=plan.cleanable_bytes,
+        uncleanable_bytes=plan.uncleanable_bytes,
+        dirty_ratio=plan.dirty_ratio,
         state=word,
-        reason=reason if first is None else first.sentence,
-        reason_code=None if first is None else first.code,
-        last_stable_offset=state.last_stable_offset,
-        tombstones_waiting=_tombstones(last, log.first_dirty_offset),
-        earliest_delete_horizon_ms=log.earliest_delete_horizon_ms,
-        compaction_delay_ms=log.compaction_delay_ms,
-        last_cleaning=last,
+        reason=reason,
+        reason_code=code,
+        last_stable_offset=plan.state.last_stable_offset,
+        tombstones_waiting=at.tombstones,
+        earliest_delete_horizon_ms=plan.earliest_delete_horizon_ms,
+        compaction_delay_ms=plan.compaction_delay_ms,
+        last_cleaning=at.last,
     )
-
-
-def _word(log: CleaningPlan, state: PartitionState, *, is_marked: bool, is_paused: bool) -> str:
-    if not log.config.is_compacted:
-        return "not compacted"
-    if is_paused:
-        return "paused"
-    if is_marked:
-        return "uncleanable"
-    if log.is_eligible:
-        return "dirty"
-    return "clean" if log.first_dirty_offset >= state.high_watermark else "not due"
-
-
-def _tombstones(last: LastCleaning | None, first_dirty_offset: int) -> int | None:
-    """Return the number of waiting tombstones; None if our last cleaning was not the last."""
-    if last is None or last.end_offset != first_dirty_offset:
-        return None
-    return last.tombstones
 
 
 def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception) -> PartitionStatus:

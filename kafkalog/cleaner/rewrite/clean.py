@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.dedup.latest_records import find_latest_records
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
 from kafkalog.cleaner.dedup.transactions import CleanedTransactions, mapped_batches
@@ -45,6 +44,8 @@ from kafkalog.cleaner.rewrite.swap import (
     replace_segments,
 )
 from kafkalog.cleaner.rewrite.unchanged_segments import UnchangedSegments
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.directory.pins import LivePins
 from kafkalog.storage_engine.format import layout
@@ -130,7 +131,7 @@ def clean_round(
             state=snapshot.state,
             segments=snapshot.segments,
             now_ms=now_ms,
-            pinned_offset=min(limit, pins.limit(topic, topic_id, partition)),
+            pinned=min((limit, 0), pins.holder(topic, topic_id, partition)),
             is_awaited=pins.has_changelog,
         )
         is_wanted = log.is_eligible if only_if_due else log.has_work or erased is not None
@@ -489,7 +490,9 @@ class _Publisher:
             # Records that were deleted while the round went on may lie beyond its end.
             clean_to = max(self.end, state.log_start_offset)
             # Before the offset it belongs to: a crash between the two repeats the round.
-            write_delete_horizon(snapshot.directory, clean_to, earliest_delete_horizon_ms)
+            write_delete_horizon(
+                DirectoryNotes(snapshot.directory), clean_to, earliest_delete_horizon_ms
+            )
             if state.first_dirty_offset != clean_to:
                 transaction.change_partition(
                     snapshot.topic, snapshot.partition, first_dirty_offset=clean_to

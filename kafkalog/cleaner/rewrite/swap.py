@@ -28,12 +28,8 @@ from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.segment.gaps import Section, list_sections
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    remove_key_indexes,
-    retire,
-    swap_in,
-)
+from kafkalog.storage_engine.segment.segments import SegmentFiles
+from kafkalog.storage_engine.segment.swaps import remove_key_indexes, retire, swap_in
 
 SEGMENTS_MAX: Final = 128
 """Sources of one swap, unless a single group has more; writers and readers wait for a swap."""

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.plan import Schedule, may_be_retained
 from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
-from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import Schedule, choose
+from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.schedule.throttle import Throttler
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
@@ -28,7 +30,7 @@ from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.segment.segments import sweep_deleted
+from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -99,7 +101,9 @@ def clean(
         throttler=Throttler(config.io_max_bytes_per_second),
     )
     results: list[CleanerStats] = []
-    for name, number in choose(engine, topic, partition, force=force, now_ms=now_ms).partitions:
+    heal_first_dirty_offsets(engine, now_ms=now_ms)
+    schedule = choose(DirectoryMoment(engine, now_ms), topic, partition, force=force)
+    for name, number in schedule.partitions:
         stats = cleaner.clean(name, number, force=force, until_clean=True)
         if stats is not None:
             results.append(stats)
@@ -182,7 +186,8 @@ def clean_filthiest(
             on_aborted=on_aborted,
         )
     engine = directory_log_of(engine)
-    schedule = choose(engine, now_ms=now_ms)
+    heal_first_dirty_offsets(engine, now_ms=now_ms)
+    schedule = choose(DirectoryMoment(engine, now_ms))
     watch(schedule)
     cleaner = PartitionCleaner(
         engine=engine,
@@ -217,14 +222,14 @@ def retain(
         return store_manager.retain(engine, topic, now_ms=now_ms, is_skipped=is_skipped)
     engine = directory_log_of(engine)
 
+    moment = DirectoryMoment(engine, now_ms)
+
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
         if is_skipped(config):
             return True
-        directory = engine.partition_directory(name, partition)
-        if not config.is_compacted:
-            return False
-        mark = read_uncleanable(directory)
-        return (mark is not None and not mark.is_disk_fault) or is_paused(directory)
+        mark = read_uncleanable(moment.notes(name, partition))
+        is_paused = moment.is_paused(name, partition)
+        return not may_be_retained(config, mark, is_paused=is_paused)
 
     return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
 

@@ -18,22 +18,24 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
+from kafkalog.cleaner.directory.pause import is_paused
+from kafkalog.cleaner.plan import may_be_tried
 from kafkalog.cleaner.rewrite.clean import CleaningAborted, clean_round
-from kafkalog.cleaner.schedule.pause import is_paused
-from kafkalog.cleaner.schedule.scheduler import may_be_cleaned
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import (
     clear_uncleanable,
     fault_reason,
     mark_uncleanable,
+    read_uncleanable,
 )
 from kafkalog.errors import KafkaLogError, LockedByBrokerError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.segment.segments import finish_swaps, sweep_deleted
+from kafkalog.storage_engine.segment.swaps import finish_swaps, sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -116,6 +118,7 @@ class PartitionCleaner:
         self, pace: _Pace, topic_id: str, started: float, *, force: bool, until_clean: bool
     ) -> None:
         stats, directory = pace.stats, pace.directory
+        notes = DirectoryNotes(directory)
         topic, partition = stats.topic, stats.partition
         with (
             locks.FileLock(directory / layout.CLEANER_LOCK).exclusive(wait=self.waits) as is_held,
@@ -128,7 +131,7 @@ class PartitionCleaner:
             described = self.engine.describe(topic)
             if force:
                 self._roll(topic, partition)
-            elif not may_be_cleaned(self.engine, topic, described, partition, self.now_ms):
+            elif not may_be_tried(read_uncleanable(notes), described, self.now_ms):
                 return  # another cleaner has found it uncleanable
             first_dirty = described.partitions[partition].first_dirty_offset
             stats.start_offset = stats.end_offset = first_dirty
@@ -154,13 +157,13 @@ class PartitionCleaner:
                     stats.compaction_delay_ms = log.compaction_delay_ms
                 if log is None or not until_clean or stats.end_offset >= log.end:
                     break
-            clear_uncleanable(directory)
+            clear_uncleanable(notes)
             if stats.rounds:
                 stats.elapsed_ms = (time.perf_counter() - started) * 1e3
                 ended_ms = (
                     self.now_ms + round(stats.elapsed_ms) if self.clock is None else self.clock()
                 )
-                write_last_cleaning(directory, stats, ended_ms=ended_ms)
+                write_last_cleaning(notes, stats, ended_ms=ended_ms)
 
     def _now_ms(self) -> int:
         return self.now_ms if self.clock is None else self.clock()
@@ -212,7 +215,7 @@ class PartitionCleaner:
         # A topic that was deleted meanwhile cannot be marked.
         with contextlib.suppress(UnknownTopicError, StorageError):
             mark_uncleanable(
-                self.engine.partition_directory(topic, partition),
+                DirectoryNotes(self.engine.partition_directory(topic, partition)),
                 reason,
                 dict(self.engine.describe(topic).config),
                 now_ms=self._now_ms(),

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.cleaner.key_index import key_filter
+from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
 from kafkalog.cleaner.state.last_cleaning import EARLIER
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -40,8 +40,9 @@ from kafkalog.storage_engine.object_store.stored_segments import segment_of
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.gaps import GapFile, Section, list_sections
 from kafkalog.storage_engine.segment.index import TimeIndex
+from kafkalog.storage_engine.segment.locate import header_at
 from kafkalog.storage_engine.segment.partition_directory import create_partition, note_recorded
-from kafkalog.storage_engine.segment.segments import SegmentFiles, header_at, list_segments
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
 
 if TYPE_CHECKING:

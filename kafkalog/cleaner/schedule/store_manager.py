@@ -12,16 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
+from kafkalog.cleaner.objects.regroup_plan import merges_of
+from kafkalog.cleaner.plan import Schedule
 from kafkalog.cleaner.schedule.partition_cleaner import never, unwatched
-from kafkalog.cleaner.schedule.scheduler import Schedule
-from kafkalog.cleaner.schedule.scratch_partition import closed_extents
-from kafkalog.cleaner.schedule.store_plan import (
-    live_extents,
-    may_be_cleaned,
-    merges_of,
-    plan_of,
-    regroup_of,
-)
+from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -67,7 +62,7 @@ def regroup_due(
     done: list[Regrouped] = []
     damaged: set[str] = set()
     state = log.store_state()
-    if not (chosen(state) if force else regroup_of(state, now_ms).is_due):
+    if not (chosen(state) if force else ObjectMoment(log, state, now_ms).regroup.is_due):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
         while is_mine or force:
@@ -128,39 +123,6 @@ def _has_gaps(log: ObjectLog, placed: PlacedExtent) -> bool:
     return extent.gaps > 0
 
 
-def choose(
-    state: StoreState,
-    topic: str | None = None,
-    partition: int | None = None,
-    *,
-    force: bool = False,
-    now_ms: int,
-) -> Schedule:
-    """Choose the partitions that are due, the filthiest first; with `force` all, in their order.
-
-    Of a partition only its segment objects can be cleaned. An uncleanable one is skipped before its
-    retry, except with `force`.
-    """
-    schedule = Schedule()
-    found: list[tuple[float, str, int]] = []
-    for name, known in sorted(state.log.topics.items()):
-        if topic not in (None, name) or not TopicConfig.parse(known.config).is_compacted:
-            continue
-        for number, _ in known.present():
-            if partition not in (None, number):
-                continue
-            plan = plan_of(state, name, number, now_ms)
-            if not closed_extents(state, name, number, plan.end):
-                continue
-            schedule.max_dirty_ratio = max(schedule.max_dirty_ratio, plan.dirty_ratio)
-            delay_ms = max(schedule.max_compaction_delay_ms, plan.compaction_delay_ms)
-            schedule.max_compaction_delay_ms = delay_ms
-            if force or (plan.is_eligible and may_be_cleaned(state, name, number, now_ms)):
-                found.append((0.0 if force else -plan.dirty_ratio, name, number))
-    schedule.partitions = [(name, number) for _, name, number in sorted(found)]
-    return schedule
-
-
 def roll_active(
     log: ObjectLog,
     topic: str | None = None,
@@ -218,8 +180,8 @@ def clean(
         throttler=Throttler(config.io_max_bytes_per_second),
     )
     results: list[CleanerStats] = []
-    state = log.known_state
-    for name, number in choose(state, topic, partition, force=force, now_ms=now_ms).partitions:
+    moment = ObjectMoment(log, log.known_state, now_ms)
+    for name, number in choose(moment, topic, partition, force=force).partitions:
         stats = _claimed(cleaning, name, number, force=force)
         if stats is not None:
             results.append(stats)
@@ -242,7 +204,7 @@ def clean_filthiest(
     """
     regroup_due(log, now_ms=now_ms, check_abort=check_abort)
     merge_due(log, now_ms=now_ms, check_abort=check_abort)
-    schedule = choose(log.known_state, now_ms=now_ms)
+    schedule = choose(ObjectMoment(log, log.known_state, now_ms))
     watch(schedule)
     cleaning = StoredCleaning(
         log=log,
@@ -263,9 +225,12 @@ def _claimed(
     cleaning: StoredCleaning, topic: str, partition: int, *, force: bool = False
 ) -> CleanerStats | None:
     """Clean a partition, unless another cleaner is at work on it; with `force` also then."""
-    known = cleaning.log.known_state.log.topics.get(topic)
+    state = cleaning.log.known_state
+    known = state.log.topics.get(topic)
     if known is None:
         return None
+    if not ObjectMoment(cleaning.log, state, cleaning.now_ms).plan(topic, partition).is_ready:
+        return None  # a claim costs requests
     work = f"{known.topic_id}-{partition}"
     with cleaning.log.claim(work, now_ms=cleaning.now_ms) as is_mine:
         return cleaning.clean(topic, partition, force=force) if is_mine or force else None

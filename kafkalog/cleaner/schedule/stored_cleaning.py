@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.partition_cleaner import (
     PartitionCleaner,
@@ -23,7 +24,7 @@ from kafkalog.cleaner.schedule.partition_cleaner import (
     unwatched,
 )
 from kafkalog.cleaner.schedule.scratch_partition import ScratchPartition, closed_extents
-from kafkalog.cleaner.schedule.store_plan import plan_of
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import fault_reason, mark_uncleanable
 from kafkalog.errors import CommitInDoubtError, KafkaLogError
@@ -72,7 +73,7 @@ class StoredCleaning:
         known = state.log.topics.get(topic)
         if known is None:
             return None
-        plan = plan_of(state, topic, partition, self.now_ms)
+        plan = ObjectMoment(self.log, state, self.now_ms).plan(topic, partition)
         end = plan.end
         if not closed_extents(state, topic, partition, end):
             return None
@@ -158,7 +159,11 @@ class _Cleaning:
         config = dict(given.log.describe(self.topic).config)
         is_disk_fault = isinstance(fault, OSError) or isinstance(fault.__cause__, OSError)
         mark_uncleanable(
-            scratch.directory, reason, config, now_ms=self._now_ms(), is_disk_fault=is_disk_fault
+            DirectoryNotes(scratch.directory),
+            reason,
+            config,
+            now_ms=self._now_ms(),
+            is_disk_fault=is_disk_fault,
         )
         if not self._note(scratch.notes()):
             return None

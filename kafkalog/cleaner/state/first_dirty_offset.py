@@ -1,7 +1,7 @@
-"""The start of a partition's dirty section, and its correction if it lies outside the log.
+"""Correct first dirty offsets that lie outside their log.
 
-A first dirty offset outside the log means that all of the log is dirty. Every search for work
-corrects it in the journal and in Kafka's checkpoint.
+Such an offset means that all of the log is dirty. Every search for work corrects it in
+the journal and in Kafka's checkpoint.
 
 Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog (rules C24 to C27).
 """
@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.storage_engine.metadata.checkpoints import write_cleaner_checkpoint
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState, State
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 
 _log = logging.getLogger(__name__)
-
-
-def valid_first_dirty_offset(state: PartitionState) -> int:
-    """Return a partition's first dirty offset, or the log start if it lies outside the log."""
-    first_dirty = state.first_dirty_offset
-    if state.log_start_offset <= first_dirty <= state.high_watermark:
-        return first_dirty
-    return state.log_start_offset
 
 
 def heal_first_dirty_offsets(engine: DirectoryLog, *, now_ms: int) -> int:

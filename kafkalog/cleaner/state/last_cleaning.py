@@ -1,24 +1,22 @@
 """Store what the last cleanings of a partition did, for `status` and pictures.
 
-Every successful cleaning writes the file `kl-last-cleaning` in the partition's directory, with its
-figures and those of earlier ones. Nothing depends on the file: errors of reading and writing it are
-ignored.
+Every successful cleaning writes the note `kl-last-cleaning`, with its figures and those of earlier
+ones. Nothing depends on the note: errors of reading and writing it are ignored.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kafkalog.cleaner.state.notes import VERSION, packed, unpacked
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.shelf import PartitionNotes
     from kafkalog.cleaner.state.stats import CleanerStats
 
-_VERSION: Final = 1
 EARLIER: Final = "earlier"
 """The name of the earlier cleanings' figures, latest first; older files lack it."""
 KEPT: Final = 32
@@ -45,7 +43,7 @@ class LastCleaning:
     """Tombstones that wait for their delete horizon."""
 
 
-def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) -> None:
+def write_last_cleaning(notes: PartitionNotes, stats: CleanerStats, *, ended_ms: int) -> None:
     """Write the figures of a cleaning; ignore a disk that refuses them."""
     cleaning = LastCleaning(
         ended_ms=ended_ms,
@@ -59,34 +57,19 @@ def write_last_cleaning(directory: Path, stats: CleanerStats, *, ended_ms: int) 
         bytes_written=stats.bytes_written,
         tombstones=stats.tombstones_kept,
     )
-    earlier = [asdict(one) for one in read_cleanings(directory)[: KEPT - 1]]
-    told = {"version": _VERSION, **asdict(cleaning), EARLIER: earlier}
-    content = json.dumps(told).encode() + b"\n"
+    earlier = [asdict(one) for one in read_cleanings(notes)[: KEPT - 1]]
     with files.ignoring():
-        files.write_atomically(directory / layout.LAST_CLEANING, content)
+        notes.write(layout.LAST_CLEANING, packed({**asdict(cleaning), EARLIER: earlier}))
 
 
-def read_last_cleaning(directory: Path) -> LastCleaning | None:
-    """Return the last cleaning of a partition; None if it is unknown."""
-    return next(iter(read_cleanings(directory)), None)
-
-
-def read_cleanings(directory: Path) -> list[LastCleaning]:
-    """Return the remembered cleanings of a partition, the latest first."""
+def read_cleanings(notes: PartitionNotes) -> list[LastCleaning]:
+    """Return the remembered cleanings of a partition, the latest first; [] if none is known."""
     try:
-        return cleanings_of(files.read_file(directory / layout.LAST_CLEANING))
+        content = unpacked(notes.read(layout.LAST_CLEANING))
     except OSError as raised:
         files.pass_on(raised)
         return []
-
-
-def cleanings_of(text: str | bytes) -> list[LastCleaning]:
-    """Return the cleanings that the content of the file tells; [] if it tells none."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    if not isinstance(content, dict) or content.get("version") != _VERSION:
+    if content.get("version") != VERSION:
         return []
     last = _cleaning(content)
     if last is None:

@@ -6,38 +6,31 @@
                  "cleanedBytes": ..., "retiredBytes": ..., "cleanings": [...],
                  "explanation": {an object of `explain --json`}}]}
 
-Those of a log in an object store are alike; `store_figures` makes them.
+In an object store a run of batches in an object stands where a segment does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cleaner.report.explain import explain
-from kafkalog.cleaner.report.reported_directory import ReportedDirectory
-from kafkalog.cleaner.report.reported_store import ReportedStore
+from kafkalog.cleaner.report.explain import explanations
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
-from kafkalog.cli.picture.partition_row import config_row, partition_row
-from kafkalog.cli.picture.store_figures import store_partitions
-from kafkalog.cli.status_rows import cleaning_row, status_rows
-from kafkalog.cli.store_status import store_rows
+from kafkalog.cli import explain as explain_verb
+from kafkalog.cli.status_rows import cleaning_row
+from kafkalog.cli.store_status import rows_of
 from kafkalog.errors import KafkaLogError
-from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from kafkalog.cleaner.dedup.census import SegmentCensus
-    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.report.explain import Explanation
+    from kafkalog.cleaner.shelf import Moment
     from kafkalog.cli.picture.counts import Counts
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.log.log import Log
-    from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.segment.segments import SegmentFiles
+    from kafkalog.storage_engine.metadata.config import TopicConfig
 
 
 def figures(
@@ -49,115 +42,69 @@ def figures(
     """
     from kafkalog import __version__
 
-    if isinstance(log, ObjectLog):
-        state = log.store_state()
-        status = store_rows(log, state, topic, now_ms)
-        partitions = store_partitions(ReportedStore(log, state, now_ms), topic)
-    else:
-        directory = directory_log_of(log)
-        plans = ReportedDirectory(directory, now_ms)
-        status = status_rows(path, directory, topic, plans)
-        partitions = _partitions(directory, counts, plans, topic)
+    moment = moment_of(log, now_ms)
     return {
         "version": 1,
         "madeMs": now_ms,
         "path": path,
         "release": __version__,
-        "status": status,
-        "partitions": partitions,
+        "status": rows_of(path, moment, topic),
+        "partitions": [_partition(moment, each, counts) for each in explanations(moment, topic)],
     }
 
 
-def _partitions(
-    log: DirectoryLog, counts: Counts, plans: ReportedDirectory, topic: str | None
-) -> list[dict[str, Any]]:
-    found = []
-    for name in log.topics() if topic is None else [topic]:
-        try:
-            explanations = explain(log, name, plans.now_ms, plans)
-        except KafkaLogError:  # it was deleted meanwhile
-            continue
-        found += [_partition(log, each, counts, plans) for each in explanations]
-    return found
-
-
-def _partition(
-    log: DirectoryLog, found: Explanation, counts: Counts, plans: ReportedDirectory
-) -> dict[str, Any]:
-    topic, partition = found.topic, found.partition
-    row = partition_row(found)
+def _partition(moment: Moment, found: Explanation, counts: Counts) -> dict[str, Any]:
+    place = found.topic, found.partition
+    row: dict[str, Any] = {
+        "topic": found.topic,
+        "partition": found.partition,
+        "config": None,
+        "segments": [],
+        "cleanedBytes": 0,
+        "retiredBytes": 0,
+        "cleanings": [],
+        "explanation": explain_verb.row(found),
+    }
     try:
-        directory = log.partition_directory(topic, partition)
-        planned, state = plans.of(topic, partition)
-        row["config"] = config_row(planned.config)
-        row["segments"] = segment_rows(
-            planned,
-            state,
-            counts.of(topic, partition),
-            is_refused=any(one.code in ("paused", "uncleanable") for one in found.findings),
-        )
-        row["cleanings"] = [cleaning_row(one) for one in read_cleanings(directory)]
-        row["cleanedBytes"], row["retiredBytes"] = leftovers(directory)
+        plan = moment.plan(*place)
+        row["config"] = _config_row(plan.config)
+        is_refused = any(one.code in ("paused", "uncleanable") for one in found.findings)
+        row["segments"] = [*_segments(moment, plan, counts.of(*place), is_refused=is_refused)]
+        row["cleanings"] = [cleaning_row(one) for one in read_cleanings(moment.notes(*place))]
+        row["cleanedBytes"], row["retiredBytes"] = moment.leftovers(*place)
     except (OSError, KafkaLogError) as raised:
         files.pass_on(raised)
         # the explanation says why it cannot be read
     return row
 
 
-def segment_rows(
-    log: LogToClean, state: PartitionState, counts: dict[int, SegmentCensus], *, is_refused: bool
-) -> list[dict[str, Any]]:
-    """Return a row for each segment, with its counts if there are any.
+def _segments(
+    moment: Moment, plan: Plan, counts: Mapping[int, SegmentCensus], *, is_refused: bool
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each file, or run of batches in an object, with its counts if there are any.
 
-    A segment is `clean`, `cleanable` (the next cleaning takes it), `uncleanable` (a lag, a reader
-    or a transaction holds it back, or `is_refused`: a fault or a pause stops cleaners), `active`,
-    or `closed` if the topic is not compacted.
+    Its state is its section (`Plan.section_of`), or `fresh` if it waits for a regroup.
     """
-    ends = [*(segment.base_offset for segment in log.segments[1:]), state.high_watermark]
-    rows = []
-    for segment, end in zip(log.segments, ends, strict=False):  # there may be no segment
-        is_active = segment.base_offset == state.active_base
-        count = counts.get(segment.base_offset)
-        rows.append(
-            {
-                "baseOffset": segment.base_offset,
-                "nextOffset": end,
-                # Bytes after the committed ones are garbage, or belong to a running commit.
-                "bytes": state.active_size if is_active else segment.size,
-                "state": "active" if is_active else _word(log, segment, end, is_refused),
-                "records": None if count is None else count.records,
-                "tombstones": None if count is None else count.tombstones,
-                "deadRecords": None if count is None else count.dead_records,
-                "deadBytes": None if count is None else count.dead_bytes,
-            }
-        )
-    return rows
+    for base, end, size, name, is_fresh in moment.pieces(plan):
+        count = counts.get(base)
+        yield {
+            "baseOffset": base,
+            "nextOffset": end,
+            "bytes": size,
+            "state": "fresh" if is_fresh else plan.section_of(base, end, is_refused=is_refused),
+            **({} if name is None else {"object": name}),
+            "records": None if count is None else count.records,
+            "tombstones": None if count is None else count.tombstones,
+            "deadRecords": None if count is None else count.dead_records,
+            "deadBytes": None if count is None else count.dead_bytes,
+        }
 
 
-def _word(log: LogToClean, segment: SegmentFiles, end: int, is_refused: bool) -> str:
-    if not log.config.is_compacted:
-        return "closed"
-    if end <= log.first_dirty_offset:
-        return "clean"
-    return "uncleanable" if is_refused or segment.base_offset >= log.end else "cleanable"
-
-
-def leftovers(directory: Path) -> tuple[int, int]:
-    """Return the bytes of files that a cleaning has written so far, and of those it replaced.
-
-    The former are `.cleaned` and `.swap`. The latter are `.deleted`; readers may still use them.
-    """
-    cleaned = retired = 0
-    with files.ignoring():
-        for name in files.list_names(directory):
-            parsed = layout.parse_segment_file(name)
-            if parsed is None or not parsed[2]:
-                continue
-            size = 0
-            with files.ignoring():
-                size = (directory / name).stat().st_size
-            if parsed[2] == layout.DELETED:
-                retired += size
-            else:
-                cleaned += size
-    return cleaned, retired
+def _config_row(config: TopicConfig) -> dict[str, Any]:
+    """Return the configs that the page shows."""
+    return {
+        "cleanupPolicy": ",".join(sorted(config.cleanup_policy)),
+        "minCleanableDirtyRatio": config.min_cleanable_dirty_ratio,
+        "deleteRetentionMs": config.delete_retention_ms,
+        "segmentBytes": config.segment_bytes,
+    }

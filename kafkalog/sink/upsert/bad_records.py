@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from kafkalog.storage_engine.object_store.address import StoreAddress
 
-__all__ = ["BadRecords", "Refusal", "plan_number"]
 
 _log = logging.getLogger("kafkalog.sink")
 _DEAD_LETTER = "deadletter:"

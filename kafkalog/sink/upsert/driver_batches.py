@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["in_driver_batches", "parts_for"]
 
 _PART_ROWS = 25_000
 _PARTS_MAX = 400

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-__all__ = ["NEEDED", "Version", "latest_per_key", "latest_rows", "newest_first", "with_keys"]
 
 NEEDED = ("key", "value", "topic", "partition", "offset", "timestamp")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from kafkalog.sink.query import EndOffsets
 
-__all__ = ["Position"]
-
 
 @dataclass(frozen=True, slots=True)
 class Position:

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-__all__ = [
-    "DELETED",
-    "REASON",
-    "RECORD",
-    "REMEDY",
-    "RowShape",
-    "UpsertRows",
-    "column_of",
-    "deletion_column",
-    "record_fault",
-]
 
 DELETED = "kl_deleted"
 RECORD = {

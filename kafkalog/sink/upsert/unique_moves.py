@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["Arrangement", "Claim", "Rival", "arrange"]
-
 
 class Claim(NamedTuple):
     """A row that gets a value which another row of the table has."""

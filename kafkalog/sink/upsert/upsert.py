@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Batch", "Upsert", "UpsertArguments"]
 
 _log = logging.getLogger("kafkalog.sink")
 _applied: dict[tuple[str, str], tuple[str, int]] = {}

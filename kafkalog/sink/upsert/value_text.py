@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column
     from pyspark.sql.types import DataType
 
-__all__ = ["JSON_TYPES", "document_text", "instant_text"]
 
 JSON_TYPES: Final = frozenset({"array", "map", "struct", "variant"})
 """The types that become JSON documents, by their names in Spark."""

@@ -17,8 +17,6 @@ from kafkalog.sink.query import checkpoint_query_id
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.locks import FileLock
 
-__all__ = ["Generations"]
-
 
 class Generations:
     """The generations under the directory `root`, which `add` creates."""

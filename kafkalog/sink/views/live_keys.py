@@ -12,8 +12,6 @@ from kafkalog.schema import chosen_columns
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
-__all__ = ["has_live_keys"]
-
 _SPAN = 1 << 16
 """Offsets that are read at once; the span doubles where few of them have records."""
 _KEYS_MAX = 1 << 20

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["KTableView"]
 
 _log = logging.getLogger("kafkalog.sink")
 _OURS = {

@@ -14,8 +14,6 @@ from kafkalog.sink.upsert.upsert import Upsert
 from kafkalog.sink.views.generations import Generations
 from kafkalog.storage_engine.metadata.state import TopicState
 
-__all__ = ["check_owned", "is_emptied", "position_of", "reason_to_rebuild", "recreation"]
-
 
 def position_of(target: Upsert, generations: Generations) -> tuple[str | None, Position | None]:
     """Return the id of the current generation's query, and its position in the table."""

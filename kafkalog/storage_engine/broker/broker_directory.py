@@ -167,8 +167,6 @@ class BrokerDirectories:
             load_lost=lambda _: seen[0].lost,
         )
 
-    # --- topics and partitions -------------------------------------------------------------------
-
     def cleaned_to(self, topic: str, partition: int) -> int:
         """Return how far the broker may have cleaned: to the active segment, if nothing says."""
         with self._guard:
@@ -243,8 +241,6 @@ class BrokerDirectories:
             absent,
             knows_defaults=False,
         )
-
-    # --- one partition ---------------------------------------------------------------------------
 
     def _load(
         self, root: _Root, directory: Path, key: Key, earlier: LoadedPartition | None
@@ -327,8 +323,6 @@ class _Partitions(Sequence[PartitionState]):
     def __iter__(self) -> Iterator[PartitionState]:
         return (self[number] for number in range(self._count))
 
-
-# --- the roots -----------------------------------------------------------------------------------
 
 _CHECKPOINTS = (
     layout.REPLICATION_CHECKPOINT,

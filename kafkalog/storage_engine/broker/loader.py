@@ -38,9 +38,10 @@ from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.locate import headers, locate
 from kafkalog.storage_engine.segment.log_scanner import ScannedBatches
 from kafkalog.storage_engine.segment.loss import Loss
-from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, list_segments, locate
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import ProducerHistory
 from kafkalog.storage_engine.transactions.producers import Producers
@@ -149,8 +150,6 @@ class _Loading:
         self.lost: list[Loss] = []
         self.last_epoch = -1
 
-    # --- the end of the log ----------------------------------------------------------------------
-
     def load(self, *, is_clean: bool, recovery_point: int) -> None:
         first = len(self.bases)
         if not is_clean:
@@ -254,8 +253,6 @@ class _Loading:
         self.active_size = 0
         self.producers = Producers(end_offset=self.log_start)
 
-    # --- producers and transactions --------------------------------------------------------------
-
     def _load_producers(self, *, is_clean: bool) -> None:
         """Find the producers' state at the end, unless the replay has found it."""
         if is_clean and not producer_snapshot.snapshot_offsets(self.directory):
@@ -278,8 +275,6 @@ class _Loading:
                 aborted += aborted_transactions(segment.transaction_index)
         self.aborted = tuple(aborted)
 
-    # --- losses ----------------------------------------------------------------------------------
-
     def find_losses(self, checkpointed: Checkpointed) -> None:
         """Find what is lost; the log keeps the offsets of it, so that a reader learns of it."""
         found = find_losses(self.directory, self.segments, checkpointed, end_offset=self.end_offset)
@@ -289,8 +284,6 @@ class _Loading:
             self.log_start = min(self.log_start, max(self.lost[0].start, 0))
             if not checkpointed.is_live:
                 self.end_offset = max(self.end_offset, self.lost[-1].end)
-
-    # --- epochs and the result -------------------------------------------------------------------
 
     def _note_epochs(self, found: ScannedBatches) -> None:
         """Add leader epochs that begin in some batches and exceed all known ones.

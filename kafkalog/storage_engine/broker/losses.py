@@ -33,10 +33,10 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.locate import headers
 from kafkalog.storage_engine.segment.loss import Loss, lost_segments
 from kafkalog.storage_engine.segment.segments import (
     SegmentFiles,
-    headers,
     next_offset,
     orphaned_indexes,
     retired_bases,

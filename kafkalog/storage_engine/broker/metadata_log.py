@@ -82,9 +82,6 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
         return directory, []
 
 
-# --- records -------------------------------------------------------------------------------------
-
-
 def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, bytes]]:
     """Yield (offset, path, position of its batch, value) of the records of a file."""
     with files.closing(files.open_to_read(path)) as fd:
@@ -135,9 +132,6 @@ class _RecordFields:
 
     def topic_id(self) -> str:
         return layout.topic_id_text(self.bytes_of(layout.TOPIC_ID_SIZE))
-
-
-# --- topics --------------------------------------------------------------------------------------
 
 
 class _Topics:

@@ -15,7 +15,7 @@ import numpy as np
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment import segments, swaps
 from kafkalog.storage_engine.segment.log_scanner import REPLAY, LogScanner
 from kafkalog.storage_engine.segment.segments import SegmentFiles
 
@@ -44,7 +44,7 @@ def split_segment(directory: Path, segment: SegmentFiles) -> list[int]:
             _path(directory, base_offset, layout.SWAP),
         )
     files.sync_directory(directory)
-    segments.finish_swaps(directory)
+    swaps.finish_swaps(directory)
     return [base_offset for base_offset, _, _ in parts]
 
 

@@ -26,7 +26,7 @@ from kafkalog.storage_engine.broker.overflowed_segment import is_overflowed, spl
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
-from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment import segments, swaps
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
 from kafkalog.storage_engine.segment.log_scanner import FRAMES, LogScanner, ScannedBatches
@@ -65,7 +65,7 @@ class _Repair:
         self._damage = list(loaded.damage)
 
     def run(self) -> LoadedPartition:
-        segments.finish_swaps(self.directory)
+        swaps.finish_swaps(self.directory)
         # Make durable what a dead run has retired, before the segment below is truncated.
         files.sync_directory(self.directory)
         live = self._drop_later(segments.list_segments(self.directory))
@@ -86,8 +86,6 @@ class _Repair:
             damage=tuple(self._damage),
         )
 
-    # --- the log ---------------------------------------------------------------------------------
-
     def _drop_later(self, found: list[SegmentFiles]) -> list[SegmentFiles]:
         """Retire the segments above the active one; all of them if the log begins again."""
         active_base = self.state.active_base
@@ -102,7 +100,7 @@ class _Repair:
         if is_empty and not (is_there and live[-1].size == 0):
             live = []  # what lies below the start is nobody's any more
         for segment in reversed(found[len(live) :]):
-            segments.retire(self.directory, [segment.base_offset])
+            swaps.retire(self.directory, [segment.base_offset])
         return live
 
     def _truncate(self, active: SegmentFiles) -> None:
@@ -158,8 +156,6 @@ class _Repair:
         if self.state.producer_snapshot != end > self.state.log_start_offset:
             producer_snapshot.write_snapshot(self.directory, self._loaded.producers)
             self.state = replace(self.state, producer_snapshot=end)
-
-    # --- indexes ---------------------------------------------------------------------------------
 
     def _rebuild_indexes(self, live: Sequence[SegmentFiles]) -> None:
         history = ProducerHistory(
@@ -220,14 +216,14 @@ class _Repair:
             if base not in live and base != self.state.active_base
         ]
         indexes = (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX)
-        segments.retire(self.directory, stray, suffixes=indexes)
+        swaps.retire(self.directory, stray, suffixes=indexes)
         state = self.state
         outside = [
             offset
             for offset in producer_snapshot.snapshot_offsets(self.directory)
             if not state.log_start_offset < offset <= state.high_watermark
         ]
-        segments.retire(self.directory, outside, suffixes=(layout.SNAPSHOT,))
+        swaps.retire(self.directory, outside, suffixes=(layout.SNAPSHOT,))
 
     def _epochs_of_batches(self) -> leader_epochs.Epochs:
         """Return the leader epochs that the batches have, for a damaged checkpoint of them.
@@ -246,8 +242,6 @@ class _Repair:
                         if epoch > (epochs[-1][0] if epochs else -1):
                             epochs = leader_epochs.assigned(epochs, epoch, start)
         return leader_epochs.trimmed(epochs, self.state.log_start_offset)
-
-    # --- what else the directory says ------------------------------------------------------------
 
     def _repair_rest(self) -> None:
         epochs = self._loaded.leader_epochs

@@ -22,6 +22,7 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata import segment_end
@@ -29,8 +30,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate
 from kafkalog.storage_engine.segment.segment_times import segment_times, times_after
-from kafkalog.storage_engine.segment.segments import header_at, headers, locate
 from kafkalog.storage_engine.transactions.transaction_index import (
     AbortedTransaction,
     size_kept,
@@ -87,8 +88,6 @@ class ActiveSegment:
         self._first_timestamp: int | None = None
         self._transactions_size = 0
         self._open(end_offset, has_transactions)
-
-    # --- truncate --------------------------------------------------------------------------------
 
     def _open(self, end_offset: int, has_transactions: bool) -> None:
         log = self._stem + layout.LOG
@@ -248,8 +247,6 @@ class ActiveSegment:
         is_whole = header.magic == layout.MAGIC and len(data) == header.size
         return is_whole and crc32c(data[layout.ATTRIBUTES_POSITION :]) == header.crc
 
-    # --- append ----------------------------------------------------------------------------------
-
     def stamp(
         self,
         batches: bytearray | memoryview,
@@ -264,7 +261,7 @@ class ActiveSegment:
         Returns the next position and offset: of a batch that needs a new segment, or of bytes that
         are not a whole batch v2 with such offsets. Pass the bytes to `write`.
         """
-        unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
+        unpack = layout.BATCH_PLACE.unpack_from
         end = len(batches)
         while end - position >= layout.BATCH_OVERHEAD:
             base_offset, length, magic, delta, max_timestamp = unpack(batches, position)
@@ -277,7 +274,7 @@ class ActiveSegment:
                 break
             if not self.has_room(size, max_timestamp, base_offset, last_offset):
                 break
-            pack(batches, position, base_offset, length, epoch)
+            stamp(batches, position, base_offset, epoch)
             self.add(size, max_timestamp, last_offset)
             position += size
             next_offset = last_offset + 1
@@ -347,8 +344,6 @@ class ActiveSegment:
             index.time_count * layout.TIME_INDEX_ENTRY.size,
         )
 
-    # --- time ------------------------------------------------------------------------------------
-
     def _read_lifetime_ms(self) -> int:
         if self._lifetime_ms is None:
             self._lifetime_ms = segment_end.lifetime_ms(self._config, *self._name)
@@ -359,8 +354,6 @@ class ActiveSegment:
             header = header_at(FileBytes(self._log_fd), 0, self._written)
             self._first_timestamp = otherwise if header is None else header.max_timestamp
         return self._first_timestamp
-
-    # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Sync the log and the aborted transactions; indexes are only hints."""

@@ -24,7 +24,7 @@ from kafkalog.storage_engine.metadata.writer import Writer, is_new, writer_slug
 from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.partition import Appender
+    from kafkalog.storage_engine.directory.appender import Appender
     from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.directory.transaction import Transaction
 

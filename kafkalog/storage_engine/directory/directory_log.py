@@ -22,7 +22,7 @@ from kafkalog.storage_engine.directory import commit, retention, topic_deletion
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.log.log import Log, now_of
+from kafkalog.storage_engine.log.log import Log, Source, now_of
 from kafkalog.storage_engine.log.results import CommitResult, RetentionStats
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -31,7 +31,6 @@ from kafkalog.storage_engine.metadata.writer import Writer, is_committed
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.raw_append import Source
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
 _Result = TypeVar("_Result")
@@ -57,8 +56,6 @@ class DirectoryLog(ReadableDirectory, Log):
         if not read_only and not self.is_brokers and self.state().deleting:
             topic_deletion.try_deletions(self, now_ms=now_of(None))
 
-    # --- changing --------------------------------------------------------------------------------
-
     def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
         """Make the changes that `work` drafts, in one commit; return what it returns."""
 
@@ -79,16 +76,10 @@ class DirectoryLog(ReadableDirectory, Log):
         super().delete_topic(name, now_ms=now_ms)
         topic_deletion.try_deletions(self, now_ms=now_of(now_ms), wait_for=name)
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
     ) -> CommitResult:
-        """Append whole record batches as they are, in one atomic, synced commit.
-
-        `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
-        InvalidInputError and CorruptBatchError.
-        """
+        """Append whole record batches as they are: see `Log`."""
         from kafkalog.storage_engine.directory import raw_append
 
         self.check_writable()
@@ -161,8 +152,6 @@ class DirectoryLog(ReadableDirectory, Log):
         with self.transaction() as transaction:  # settles a rewrite that died unsynced, too
             if transaction.state.unsynced:
                 transaction.publish(now_of(now_ms))
-
-    # --- deleting --------------------------------------------------------------------------------
 
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafkalog.storage_engine.directory.partition import Appender
+from kafkalog.storage_engine.directory.appender import Appender
 from kafkalog.storage_engine.metadata.state import State
 
 Key = tuple[str, int]

@@ -203,9 +203,6 @@ def _is_passed(then: State, now: State) -> bool:
     return False
 
 
-# --- for cleaners --------------------------------------------------------------------------------
-
-
 _Hold = tuple[int, int]
 """An offset that no cleaning may pass, and the negated end of the lease: the least pair counts."""
 _NONE: _Hold = (layout.INT64_MAX, 0)

@@ -25,7 +25,7 @@ import uuid
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -33,18 +33,18 @@ from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError,
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.log.log import Source
 from kafkalog.storage_engine.log.results import CommitResult
-from kafkalog.storage_engine.segment.segments import list_segments, retire
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.segment.swaps import retire
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.partition import Appender
+    from kafkalog.storage_engine.directory.appender import Appender
     from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
     from kafkalog.storage_engine.metadata.state import PartitionState
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
-
-Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
 
 _PIECE_SIZE = 1 << 20
 _PRODUCERS_MAX = 100_000
@@ -110,9 +110,6 @@ def _tidy(appender: Appender, state: PartitionState) -> None:
         _logger.warning("%s: old producer snapshots remain: %s", appender.directory, fault)
 
 
-# --- the source ----------------------------------------------------------------------------------
-
-
 class _RequestReader:
     def __init__(self, name: str, size: int, stream: IO[bytes]) -> None:
         self.name = name
@@ -174,9 +171,6 @@ def _copy(source: IO[bytes], target: Path) -> None:
                 raise InvalidInputError("the stream to append gives text: open it in binary mode")
             files.write_at(fd, piece, position)
             position += len(piece)
-
-
-# --- batch by batch ------------------------------------------------------------------------------
 
 
 class _Follower:

@@ -113,6 +113,11 @@ class ReadableDirectory(ReadableLog):
                     "(expected the log that was there). Open the log again where it is now."
                 )
 
+    def is_live(self, topic: str, partition: int) -> bool:
+        """Return whether a broker that runs has the partition."""
+        directory = self.partition_directory(topic, partition)
+        return self.is_brokers and locks.RootLock(directory.parent).is_held_alone()
+
     def partition_directory(self, topic: str, partition: int) -> Path:
         """Return where a partition's files are."""
         if self._brokers is not None:

@@ -31,14 +31,8 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.expiry import count_oldest
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segment_times import has_time
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    bases_below,
-    finish_swaps,
-    list_segments,
-    retire,
-    sweep_deleted,
-)
+from kafkalog.storage_engine.segment.segments import SegmentFiles, bases_below, list_segments
+from kafkalog.storage_engine.segment.swaps import finish_swaps, retire, sweep_deleted
 from kafkalog.storage_engine.transactions.producer_snapshot import sweep_snapshots
 
 if TYPE_CHECKING:
@@ -47,9 +41,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-
-
-# --- choose the segments -------------------------------------------------------------------------
 
 
 def count_expired(
@@ -77,9 +68,6 @@ def _sizes(segments: Sequence[SegmentFiles], state: PartitionState) -> list[int]
 
 def _committed(directory: Path, state: PartitionState) -> list[SegmentFiles]:
     return [s for s in list_segments(directory) if s.base_offset <= state.active_base]
-
-
-# --- remove them ---------------------------------------------------------------------------------
 
 
 def apply_retention(

@@ -18,8 +18,7 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import batch, layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import Run, StagedMessage
+from kafkalog.storage_engine.writing.staged_message import Run, StagedFile, StagedMessage
 
 _KEPT_SIZE = 32 << 20
 _KEPT_FILE_SIZE = 1 << 20

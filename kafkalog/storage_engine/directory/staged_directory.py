@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kafkalog.storage_engine.directory.staged_file_writer import StagedFileWriter
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.staged_file import PendingRun, StagedFileWriter
+from kafkalog.storage_engine.writing.pending_run import PendingRun
 from kafkalog.storage_engine.writing.staged_message import Run
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
 from kafkalog.storage_engine.writing.staging_target import AttemptName, Staged

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.errors import LockedByBrokerError, StorageError
-from kafkalog.storage_engine.directory.transaction import DeletionUnfinishedError
+from kafkalog.storage_engine.directory.new_directories import DeletionUnfinishedError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints

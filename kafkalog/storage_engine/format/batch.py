@@ -2,7 +2,7 @@
 
 A *batch* is a header of 61 bytes and its records, one section of bytes that may be compressed. The
 checksum does not cover `base_offset` and `partition_leader_epoch`. A finished batch thus gets its
-place in the log by a write of twelve bytes (`ActiveSegment.stamp`).
+place in the log by a write of twelve bytes (`stamping`).
 
 Invariants:
 

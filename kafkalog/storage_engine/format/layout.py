@@ -51,11 +51,6 @@ RECORDS_COUNT_POSITION: Final = 57
 MAGIC: Final = 2
 STAMP_OFFSET: Final = struct.Struct(">q")  # base_offset, at byte 0 of a batch
 STAMP_EPOCH: Final = struct.Struct(">i")  # partition_leader_epoch, at byte 12
-STAMP: Final = struct.Struct(
-    ">q"  # base_offset, at byte 0 of a batch
-    "i"  # batch_length: unchanged
-    "i"  # partition_leader_epoch
-)
 BATCH_PLACE: Final = struct.Struct(
     ">q"  # base_offset, at byte 0 of a batch
     "i4x"  # batch_length

@@ -349,9 +349,6 @@ def list_names(directory: str | Path) -> list[str]:
     return file_system.current.listdir(directory)
 
 
-# --- bytes ---------------------------------------------------------------------------------------
-
-
 def read_at(fd: int, size: int, position: int) -> bytes:
     """Read `size` bytes at `position`; fewer only at the end of the file."""
     try:
@@ -422,9 +419,6 @@ def free_space(directory: Path) -> int:
     """Return how many bytes may still be written to the file system of a directory."""
     found = file_system.current.statvfs(directory)
     return found.f_bavail * found.f_frsize
-
-
-# --- durability ----------------------------------------------------------------------------------
 
 
 _is_for_now: ContextVar[bool] = ContextVar("_is_for_now", default=False)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.time_offsets import TimeOffset
     from kafkalog.storage_engine.writing.copied_run import CopiedRun
 
+Source: TypeAlias = Path | str | IO[bytes] | bytes | bytearray | memoryview
+"""Whole record batches: a file, a stream, or their bytes."""
 _Result = TypeVar("_Result")
 
 
 class Log(ReadableLog):
     """A log with all that can be done to it; a context manager."""
-
-    # --- the acts that are not the same ----------------------------------------------------------
 
     @abstractmethod
     def change(self, work: Callable[[LogChange], _Result], *, now_ms: int) -> _Result:
@@ -75,6 +76,16 @@ class Log(ReadableLog):
     ) -> bool:
         """Remove what a failed batch staged; returns False, and keeps all, when it is published."""
 
+    def append_raw(
+        self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
+    ) -> CommitResult:
+        """Append whole record batches as they are, in one atomic, synced commit.
+
+        `KafkaLog.append_raw` says what `source` is, and when nothing is appended. Raises
+        InvalidInputError and CorruptBatchError.
+        """
+        raise only_in_directory(self.root)
+
     @abstractmethod
     def append_copied(self, runs: Sequence[CopiedRun], *, now_ms: int) -> int:
         """Append runs of another log, of several partitions, in one commit; return their records.
@@ -107,8 +118,6 @@ class Log(ReadableLog):
 
         Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
         """
-
-    # --- topics ----------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -167,8 +176,6 @@ class Log(ReadableLog):
         present = self.describe(topic).present()
         return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def append(
         self,
         topic: str,
@@ -188,8 +195,6 @@ class Log(ReadableLog):
         for rows in record_batches(records):
             writer.append(topic, rows)
         return self.commit([writer.finish()], now_ms=now_ms)
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def read(
         self,
@@ -235,6 +240,14 @@ class Log(ReadableLog):
             partition: time_offsets.offset_for_time(self, topic, partition, ms, isolation_level)
             for partition in self.describe(topic).numbers()
         }
+
+
+def only_in_directory(root: Path | str) -> InvalidInputError:
+    """Return the error of a log in an object store that is asked for what only a directory has."""
+    return InvalidInputError(
+        f"{root}: a log in an object store cannot do this (expected a log directory). "
+        "Use it for topics, records, cleaning, status and verify."
+    )
 
 
 def now_of(now_ms: int | None) -> int:

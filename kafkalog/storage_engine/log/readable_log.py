@@ -35,6 +35,10 @@ class ReadableLog(ABC):
     def check_is_here(self) -> None:  # noqa: B027
         """Raise LogMovedError if the log is no longer where it was opened; asked after a fault."""
 
+    def is_live(self, topic: str, partition: int) -> bool:
+        """Return whether a broker that runs has the partition."""
+        return False
+
     @abstractmethod
     def check_writable(self) -> None:
         """Raise InvalidInputError where the log is a broker's, read-only, or closed."""

@@ -98,9 +98,6 @@ def is_copy(root: Path) -> bool:
     return any(layout.base_offsets(below, layout.LOG) for below in found)
 
 
-# --- a path that is one level off ----------------------------------------------------------------
-
-
 def nearby(path: Path) -> str:
     """Return which log was meant by a path that has none, as the end of a message; or ''.
 
@@ -176,9 +173,6 @@ def _logs_below(path: Path) -> list[Path]:
 
 def _has_log(root: Path) -> bool:
     return any((root / name).is_file() for name in _OWNED) or is_copy(root)
-
-
-# --- ours ----------------------------------------------------------------------------------------
 
 
 def check_journal_is_not_lost(root: Path) -> None:

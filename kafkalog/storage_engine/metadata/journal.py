@@ -133,8 +133,6 @@ class Journal:
         """The base of the next record; only the holder of the commit lock sets it."""
         self._in_doubt = False
 
-    # --- reading, without a lock -----------------------------------------------------------------
-
     def published(self) -> State:
         """Return the published state; one small read if nothing has changed.
 
@@ -379,8 +377,6 @@ class Journal:
         for name in (*change.get("topics", ()), *deleted):
             if layout.topic_name_fault(name) is not None:
                 raise CorruptJournalError(self.path, position, "a topic's name", repr(name))
-
-    # --- writing, under the commit lock ----------------------------------------------------------
 
     @classmethod
     def create(cls, path: Path, state: State | None = None) -> None:

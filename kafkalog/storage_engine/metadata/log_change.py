@@ -55,8 +55,6 @@ class LogChange:
         """Whether anything is drafted."""
         return bool(self._change)
 
-    # --- topics ----------------------------------------------------------------------------------
-
     def topic(self, name: str) -> TopicState:
         """Return a topic, including one created by this change."""
         return self._created.get(name) or self.state.topic(name)
@@ -169,8 +167,6 @@ class LogChange:
         """Note that nothing is left of a deleted topic."""
         self._change.forget(topic_id)
 
-    # --- partitions ------------------------------------------------------------------------------
-
     def change_partition(self, topic: str, number: int, **fields: int) -> None:
         """Set fields of a partition's state, and keep those that this change has set before."""
         state = dataclasses.replace(self.drafted(topic, number), **fields)
@@ -216,8 +212,6 @@ class LogChange:
             self.raise_log_start(topic, number, offset)
         return max(offset, state.log_start_offset)
 
-    # --- writers ---------------------------------------------------------------------------------
-
     def record_writer(
         self, name: str, batch_id: int, rows: int, time_ms: int, ends: str | None = None
     ) -> None:
@@ -233,8 +227,6 @@ class LogChange:
     def forget_writer(self, name: str, time_ms: int) -> None:
         """Forget a writer's last batch, on a user's demand: its next one is always appended."""
         self._change.forget_writer(name, time_ms)
-
-    # --- what tasks wrote ------------------------------------------------------------------------
 
     def refuse_gone_topics(self, written: Iterable[WrittenTopics]) -> None:
         """Check the ids of the topics that tasks saw: what they wrote may have gone with one.

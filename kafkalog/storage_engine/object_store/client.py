@@ -137,8 +137,6 @@ class ObjectClient:
         with _sent_lock:
             return dict(self._counts)
 
-    # --- writing ---------------------------------------------------------------------------------
-
     def create(self, name: str, data: bytes) -> Outcome:
         """Create an object unless there is one of that name; never repeats the request."""
         return self._conditional(name, data, "create")
@@ -189,8 +187,6 @@ class ObjectClient:
             half = len(keys) // 2
             for part in (keys[:half], keys[half:]) if half else ():
                 self._delete(part)
-
-    # --- reading ---------------------------------------------------------------------------------
 
     def get(self, name: str) -> StoredObject | None:
         """Return a whole object, or None if it is missing. Raises StorageError."""
@@ -330,8 +326,6 @@ class ObjectClient:
 
         return self._read(LIST, prefix, ask)
 
-    # --- a store that can hold a log -------------------------------------------------------------
-
     def probe(self, name: str, *, creators: int = 8, names: int = 8, rounds: int = 4) -> None:
         """Race creators for objects below `name`, and delete these.
 
@@ -391,8 +385,6 @@ class ObjectClient:
                 f"{self.address}: the store overwrites an object whose tag has changed. "
                 "Use a store with conditional PUT."
             )
-
-    # --- all requests ----------------------------------------------------------------------------
 
     def _waiting(self, size: int, patience_s: float | None) -> Any:
         """Return obstore's store that waits for the answer to a body of `size` bytes.

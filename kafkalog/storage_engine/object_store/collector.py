@@ -99,9 +99,6 @@ def collect(log: CollectedLog, *, now_ms: int) -> Collected:
     )
 
 
-# --- dead objects --------------------------------------------------------------------------------
-
-
 def deleted_after(state: StoreState) -> Callable[[str, Dead], int]:
     """Return what tells from when on a dead object may be deleted (epoch ms).
 
@@ -147,9 +144,6 @@ def _forgetting(names: Iterable[str]) -> Callable[[StoreDraft], None]:
                 draft.forget_dead(name)
 
     return forget
-
-
-# --- orphans -------------------------------------------------------------------------------------
 
 
 def sweep(log: CollectedLog, *, now_ms: int, age_ms: int = STAGED_RETENTION_MS) -> int:
@@ -204,9 +198,6 @@ def _sweeping(listed: list[str]) -> Callable[[StoreDraft], list[str]]:
         return orphans
 
     return sweep_unnamed
-
-
-# --- the commit log ------------------------------------------------------------------------------
 
 
 def cut_commit_log(log: CollectedLog, *, now_ms: int) -> int:

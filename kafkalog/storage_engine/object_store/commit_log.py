@@ -125,8 +125,6 @@ class CommitLog:
         """The last known state; no request."""
         return self._state
 
-    # --- reading ---------------------------------------------------------------------------------
-
     def poll(self) -> StoreState:
         """Return the newest state; one request if there is nothing new. Raises StorageError."""
         with self._lock:
@@ -268,8 +266,6 @@ class CommitLog:
             return
         with ThreadPoolExecutor(min(_FETCHERS, len(names))) as pool:
             yield from pool.map(self._client.get, names)
-
-    # --- writing ---------------------------------------------------------------------------------
 
     def commit(self, prepare: Prepare) -> StoreState:
         """Commit what `prepare` returns for the newest state; return the state after it.

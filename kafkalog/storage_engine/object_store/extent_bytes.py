@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp_run
 from kafkalog.storage_engine.object_store.fetched_ranges import AHEAD, FetchedRanges, ObjectRange
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class ExtentBytes:
 
     def _stamp(self, data: bytearray) -> None:
         if not self._is_stamped:
-            stamp(data, self._extent.run_offset, self._extent.leader_epoch)
+            stamp_run(data, self._extent.run_offset, self._extent.leader_epoch)
 
     def _ahead(self, place: int) -> Sequence[ObjectRange]:
         later = (each for placed in self._following for each in self._ranges.ranges_of(placed))
@@ -101,22 +102,3 @@ class _ScatteredBytes:
 
     def scattered(self, reads: int) -> ByteSource:
         return self
-
-
-def stamp(data: bytearray, base_offset: int, leader_epoch: int) -> None:
-    """Stamp the headers of the batches v2 in `data`, whose offsets count from 0.
-
-    Stops before bytes that are no batch, or whose offsets no log has: their reader finds the fault.
-    """
-    unpack, pack = layout.BATCH_PLACE.unpack_from, layout.STAMP.pack_into
-    position = 0
-    while len(data) - position >= layout.BATCH_OVERHEAD:
-        offset, length, magic, delta, _ = unpack(data, position)
-        size = length + layout.LOG_OVERHEAD
-        last = base_offset + offset + delta
-        if magic != layout.MAGIC or size < layout.BATCH_OVERHEAD:
-            return
-        if offset < 0 or not 0 <= last <= layout.INT64_MAX:
-            return
-        pack(data, position, base_offset + offset, length, leader_epoch)
-        position += size

@@ -10,8 +10,6 @@ import os
 
 from kafkalog.errors import StorageError
 
-__all__ = ["check_and_note_use"]
-
 
 class _Process:
     """This process, and whether it has obstore's threads."""

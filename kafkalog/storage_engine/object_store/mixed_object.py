@@ -18,9 +18,9 @@ from crc32c import crc32c
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.object_store.client import ObjectClient
-from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run
+from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run, StagedFile
 
 OBJECT_SIZE_MAX: Final = 64 << 20
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -88,7 +88,7 @@ class MixedObjects:
             if self._size and self._size + header.size > OBJECT_SIZE_MAX:
                 break
             if header.base_offset != run.rows:
-                layout.STAMP_OFFSET.pack_into(part, position, run.rows)
+                stamp(part, position, run.rows)
             rows = header.last_offset_delta + 1
             run.batches.append(BatchFigures(rows, header.size, header.max_timestamp))
             run.rows += rows

@@ -91,8 +91,6 @@ class ObjectLog(Log):
         """Whether another log was found at the address: this one is gone."""
         return self._log.is_replaced
 
-    # --- reading ---------------------------------------------------------------------------------
-
     def state(self) -> State:
         """Return the newest state; one GET when nothing has changed."""
         return self.store_state().log
@@ -141,8 +139,6 @@ class ObjectLog(Log):
     def staging_target(self, name: AttemptName) -> StagingTarget:
         """Return where a task attempt writes: mixed objects."""
         return StagedObjects(self.client, self._log.state.number, name)
-
-    # --- changing --------------------------------------------------------------------------------
 
     def check_writable(self) -> None:
         """Raise InvalidInputError where the log is read-only, or closed."""

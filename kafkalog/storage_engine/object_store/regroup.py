@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp_run
 from kafkalog.storage_engine.fs import c_library, files
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.extent_bytes import stamp
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError, SweptError
 from kafkalog.storage_engine.object_store.segment_object import (
     SEGMENT_SIZE_MAX,
@@ -314,7 +314,7 @@ class _Regrouping:
                 size, place = min(step, extent.size - position), extent.position + position
                 data = bytearray(files.read_at(fd, size, place))
                 if not layout.is_stored_segment(name):
-                    stamp(data, extent.run_offset, extent.leader_epoch)
+                    stamp_run(data, extent.run_offset, extent.leader_epoch)
                 table, end, fault = records.scan_batches(data)
                 if not len(table) and fault is None and position + size < extent.size:
                     step *= 2  # a batch is larger

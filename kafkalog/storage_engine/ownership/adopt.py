@@ -67,7 +67,7 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.ownership.adopted_topics import WITHOUT_ID, write_adopted_topics
 from kafkalog.storage_engine.ownership.release import LOCK_WAIT_S, Progress
-from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment import swaps
 
 _NO_POLICY: Final = {"cleanup.policy": ""}
 _KEEP_ALL: Final = {
@@ -194,7 +194,7 @@ def _set_aside(root: Path, check_lock: Callable[[], None], now_ms: int) -> None:
             directory = root / layout.partition_directory(topic.name, number)
             if (directory / layout.CANARY).exists():
                 with locks.SegmentsLock(directory).exclusive():
-                    segments.finish_swaps(directory)
+                    swaps.finish_swaps(directory)
                 transaction.appender(topic.name, number, now_ms).finish()
     transaction.close()
     files.rename(root / layout.COMMIT, root / layout.COMMIT_RELEASED)
@@ -228,8 +228,6 @@ class _Adopting:
             except (StorageError, CorruptLogError) as fault:
                 self._notices.append(f"what this log held when it was ours is lost: {fault}")
         return State()
-
-    # --- load, without writing -------------------------------------------------------------------
 
     def load(self, given: Mapping[str, Mapping[str, str]], progress: Progress | None) -> None:
         offsets, notices = checkpoints.known_offsets(self.root)
@@ -406,8 +404,6 @@ class _Adopting:
             )
         return usable
 
-    # --- between two owners ----------------------------------------------------------------------
-
     def keep_brokers_out(self) -> None:
         """Create the guard, and move away the files that a broker needs to start."""
         root = self.root
@@ -458,8 +454,6 @@ class _Adopting:
             for path in stale:
                 files.remove(path)
             files.sync_directory(directory)
-
-    # --- ours ------------------------------------------------------------------------------------
 
     def _found(self) -> State:
         """Return the loaded log as a state; raises StorageError if the journal refuses it."""

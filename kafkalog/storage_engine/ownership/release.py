@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.directory.partition import check_canary
 from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
@@ -51,7 +50,8 @@ from kafkalog.storage_engine.metadata.remote_log_starts import (
 )
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State, TopicState
 from kafkalog.storage_engine.ownership.adopted_topics import differences
-from kafkalog.storage_engine.segment import partition_directory, segments
+from kafkalog.storage_engine.segment import partition_directory, segments, swaps
+from kafkalog.storage_engine.segment.partition_directory import check_canary
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.producer_replay import recorded_producers
@@ -222,8 +222,6 @@ class _Releasing:
         self._now_ms = now_ms
         self._notices: list[str] = []
 
-    # --- while the log is ours -------------------------------------------------------------------
-
     def prepare(
         self, topic_ids: Mapping[str, str], properties: bytes | None, progress: Progress | None
     ) -> None:
@@ -317,7 +315,7 @@ class _Releasing:
             directory = self.root / name
             check_canary(directory)
             with locks.SegmentsLock(directory).exclusive():
-                segments.finish_swaps(directory)
+                swaps.finish_swaps(directory)
             appender = transaction.appender(topic, number, self._now_ms)
             appender.finish()
         # This syncs the bytes of relaxed commits and the record itself.
@@ -350,8 +348,6 @@ class _Releasing:
             if directory.name != layout.METADATA_DIRECTORY
             and directory.name.rpartition("-")[0] not in state.topics
         ]
-
-    # --- hand over -------------------------------------------------------------------------------
 
     def hand_over(self) -> ReleaseReport:
         """Remove our files except the old journal, and let a broker start."""
@@ -391,9 +387,6 @@ class _Releasing:
         files.sync_directory(self.root)
 
 
-# --- one partition -------------------------------------------------------------------------------
-
-
 def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms: int) -> None:
     """Write the files that a broker reads beside the segments of a partition, if they differ."""
     _write_snapshot(directory, state, now_ms)
@@ -415,7 +408,7 @@ def _write_snapshot(directory: Path, state: PartitionState, now_ms: int) -> None
         return
     producer_snapshot.write_snapshot(directory, producers)
     if is_rebuilt and named != end:
-        segments.retire(directory, [named], suffixes=(layout.SNAPSHOT,))
+        swaps.retire(directory, [named], suffixes=(layout.SNAPSHOT,))
 
 
 def _set_times(directory: Path) -> None:

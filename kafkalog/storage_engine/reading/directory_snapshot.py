@@ -8,7 +8,7 @@ Invariants:
 - A snapshot reads no byte of the active segment after `active_size`. Bytes there are garbage, or
   belong to a commit in flight.
 - A log of ours has no gap that is not listed (`gaps`), within segments and between them.
-- Indexes only choose the start of a scan (`segments.locate`). They are opened by name on demand, so
+- Indexes only choose the start of a scan (`locate.locate`). They are opened by name on demand, so
   an index may be missing or newer than the open log. The scan is then longer.
 
 Gaps are normal: the cleaner removes records, batches, and all batches of a segment. It lists the
@@ -49,8 +49,6 @@ from kafkalog.storage_engine.transactions.transaction_index import (
     IndexedTransactions,
 )
 from kafkalog.storage_engine.transactions.transaction_markers import LogIdentity, log_identity
-
-__all__ = ["DirectorySnapshot", "open_snapshot"]
 
 WINDOW = 128
 """Segments that a snapshot opens at once, unless it is opened whole."""
@@ -305,9 +303,6 @@ class DirectorySnapshot(PartitionSnapshot):
             yield window
         finally:
             window.close()
-
-
-# --- opening -------------------------------------------------------------------------------------
 
 
 def open_snapshot(

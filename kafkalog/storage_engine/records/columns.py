@@ -74,7 +74,6 @@ def allocate(count: int, dtype: type[Any] = np.uint8) -> npt.NDArray[Any]:
     return np.frombuffer(pa.allocate_buffer(size), dtype=dtype)
 
 
-# --- to Arrow ------------------------------------------------------------------------------------
 def to_arrow(
     records: RecordTable,
     table: BatchTable,
@@ -355,7 +354,6 @@ def _sizes(records: RecordTable, rows: Integers, names: list[str], topic: str) -
     return sizes
 
 
-# --- from Arrow ----------------------------------------------------------------------------------
 def binary_column(array: pa.Array | None, count: int, name: str) -> BinaryColumn:
     """Convert a binary or string column (32-bit or 64-bit offsets) to kernel input, without a copy.
 

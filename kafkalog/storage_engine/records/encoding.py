@@ -1,7 +1,7 @@
 """Encode Arrow columns as finished record batches.
 
 Batches are filled in the order of the rows, up to a size. Each is complete, with its checksum. Only
-its place in the log is missing, which the checksum does not cover (`ActiveSegment.stamp`).
+its place in the log is missing, which the checksum does not cover (`stamping`).
 
 Kafka: RecordAccumulator, MemoryRecordsBuilder.
 """

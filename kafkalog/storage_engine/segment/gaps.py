@@ -130,9 +130,6 @@ class SourceGaps:
         return Section(*self._key, self._collector.gaps(end))
 
 
-# --- reading -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class _Part:
     """An entry of a file's table, and the position of its gaps in the file (0: not written yet)."""
@@ -328,8 +325,6 @@ class GapSection:
             self._read = place, self._file.gaps(self.parts[place])
         return self._read[1]
 
-
-# --- writing -------------------------------------------------------------------------------------
 
 _Stored: TypeAlias = "tuple[_Part, GapFile | bytes]"
 

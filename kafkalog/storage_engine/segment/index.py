@@ -2,7 +2,7 @@
 
 An entry is a *hint*. Kafka's index files have no checksum, are padded with zeros while their
 segment is active, and may be torn, stale or missing. No entry is believed before the batch at its
-position confirms it (`segments.locate`). That of a time is not believed where an earlier batch is
+position confirms it (`locate.locate`). That of a time is not believed where an earlier batch is
 younger (`segment_times`). A wrong file costs a longer scan, never a record.
 
 Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes keep no file open: a lookup opens the

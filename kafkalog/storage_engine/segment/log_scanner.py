@@ -320,8 +320,6 @@ class LogScanner:
         found = f"the end of the file at byte {size}, {self.limit} bytes were expected"
         self._meet(FaultKind.SHORT, found)
 
-    # --- checks ----------------------------------------------------------------------------------
-
     def _checked(self, buffer: bytes, table: BatchTable) -> ScannedBatches:
         """Return the batches, up to the first one whose fault ends the scan."""
         found = ScannedBatches(

@@ -20,7 +20,7 @@ from kafkalog.errors import CorruptBatchError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader
 from kafkalog.storage_engine.segment.byte_source import ByteSource
-from kafkalog.storage_engine.segment.segments import header_at, headers, locate, locate_time
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate, locate_time
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Create a partition's directory with its first segment, and sync it as a whole."""
+"""A partition's directory: create it, tell whose it is, and sync it as a whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -28,6 +28,26 @@ _MADE: Final = {
 """The files that `create_partition` makes, besides the canary."""
 _MISSING: Final = (FileNotFoundError, NotADirectoryError)
 """The directory is missing; `check_canary` reports that, for this partition alone."""
+
+
+def check_canary(directory: Path) -> frozenset[str]:
+    """Return the names in the directory of a partition of ours.
+
+    Raises LockedByBrokerError if a broker has loaded or removed the partition.
+    """
+    try:
+        names = frozenset(files.list_names(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        raise LockedByBrokerError(
+            f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
+            "by hand; put it back, or let `kafkalog adopt` take the log without it"
+        ) from None
+    if layout.CANARY not in names:
+        raise LockedByBrokerError(
+            f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
+            "partition since kafkalog last wrote it; take it back with `kafkalog adopt`"
+        )
+    return names
 
 
 def sync_segments(directory: Path, start: Place) -> None:

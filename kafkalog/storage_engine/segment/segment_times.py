@@ -22,12 +22,8 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
-from kafkalog.storage_engine.segment.segments import (
-    SegmentFiles,
-    confirmed,
-    header_at,
-    headers,
-)
+from kafkalog.storage_engine.segment.locate import confirmed, header_at, headers
+from kafkalog.storage_engine.segment.segments import SegmentFiles
 
 _READ_SIZE: Final = 64 << 10
 """Bytes to read at once among small batches."""
@@ -145,9 +141,6 @@ def times_after(
     """
     position = 0 if entry is None else confirmed(source, limit, index, entry)
     return None if position is None else SegmentTimes(end=position).extended(source, limit)
-
-
-# --- files ---------------------------------------------------------------------------------------
 
 
 class _Known(NamedTuple):

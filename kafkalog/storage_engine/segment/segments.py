@@ -1,4 +1,4 @@
-"""The segments of a partition: find the live files, and the place of an offset in one.
+"""The segments of a partition: which of its files are live.
 
 A *segment* is a `.log` file, named by its base offset, with its indexes. The cleaner replaces
 segments in steps: `.cleaned`, then `.swap` while the sources become `.deleted`, then the final
@@ -14,33 +14,27 @@ are live:
 3. A `.swap` index whose `.log` has its final name already belongs to it.
 4. `.cleaned` and `.deleted` files are never live.
 
-`list_segments` applies these rules in memory and `finish_swaps` on disk. They are the first three
-passes of Kafka's LogLoader, which knows no list; the renames are those of LocalLog.replaceSegments.
+`list_segments` applies these rules in memory, `swaps.finish_swaps` on disk. They are the first
+three passes of Kafka's LogLoader, which knows no list; the renames are those of
+LocalLog.replaceSegments.
 """
 
 from __future__ import annotations
 
 import contextlib
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers, read_header
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
-from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
+from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.locate import headers, locate
 from kafkalog.storage_engine.segment.offset_chain import GapLists
-
-_HEADERS_SIZE = 64 << 10
-"""Bytes to read at once when skipping small batches."""
-_SMALL_BATCH = 8 << 10
-"""Above this size, only the header of a batch is read to skip it."""
-_TIME_HINTS = 3
-"""Entries of a time index to try before scanning the whole segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +76,8 @@ class SegmentFiles:
         return self.directory / layout.segment_file(self.base_offset, suffix, stage)
 
 
-# --- which files are live ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class _Files:
+class FoundFiles:
     """The segment files of a directory, as base offset -> suffixes, by their state."""
 
     live: dict[int, set[str]]
@@ -105,10 +96,10 @@ def file_names(directory: Path) -> frozenset[str]:
     Equal names before and after a listing mean that the directory did not change, even if a broker,
     which ignores our locks, replaces files.
     """
-    return frozenset(name for name, _, _, stage in _scan(directory) if stage != layout.CLEANED)
+    return frozenset(name for name, _, _, stage in scan(directory) if stage != layout.CLEANED)
 
 
-def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
+def scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
     """Yield (name, base offset, suffix, stage) of every segment file, without directories."""
     with files.scan(directory) as entries:
         for entry in entries:
@@ -117,7 +108,8 @@ def _scan(directory: Path) -> Iterator[tuple[str, int, str, str]]:
                 yield (entry.name, *parsed)
 
 
-def _resolve(directory: Path, *, is_strict: bool) -> _Files:
+def resolve(directory: Path, *, is_strict: bool) -> FoundFiles:
+    """Tell the live segment files from the others; `is_strict` as in `_swap_ends`."""
     stages = _stages(directory)
     live, cleaned = stages[""], stages[layout.CLEANED]
     swaps, dead_swaps = stages[layout.SWAP], {}
@@ -136,7 +128,7 @@ def _resolve(directory: Path, *, is_strict: bool) -> _Files:
             for base in live
             if base in logs or ((at := bisect_right(starts, base)) and base < spans[at - 1][1])
         }
-    return _Files(live, swaps, dead_swaps, cleaned, replaced)
+    return FoundFiles(live, swaps, dead_swaps, cleaned, replaced)
 
 
 def _stages(directory: Path) -> dict[str, dict[int, set[str]]]:
@@ -144,7 +136,7 @@ def _stages(directory: Path) -> dict[str, dict[int, set[str]]]:
     stages: dict[str, dict[int, set[str]]] = {
         stage: {} for stage in ("", layout.SWAP, layout.CLEANED, layout.DELETED)
     }
-    for _, base, suffix, stage in _scan(directory):
+    for _, base, suffix, stage in scan(directory):
         stages[stage].setdefault(base, set()).add(suffix)
     return stages
 
@@ -241,7 +233,7 @@ def list_segments(directory: Path) -> list[SegmentFiles]:
     The caller holds the segments lock, shared or exclusive. Raises FileNotFoundError if a file
     vanishes, which only a process without that lock, such as a broker, can cause.
     """
-    found = _resolve(directory, is_strict=False)
+    found = resolve(directory, is_strict=False)
     segments: list[SegmentFiles] = []
     for base in sorted(found.live.keys() | found.swaps.keys()):
         swaps = found.swaps.get(base, set())
@@ -285,7 +277,7 @@ def orphaned_indexes(directory: Path) -> dict[int, set[str]]:
         for base, suffixes in stages[""].items()
         if layout.LOG not in suffixes and base not in renamed and suffixes != {layout.SNAPSHOT}
     }
-    replaced = _resolve(directory, is_strict=False).replaced if found and renamed else set()
+    replaced = resolve(directory, is_strict=False).replaced if found and renamed else set()
     return {base: found[base] for base in found.keys() - replaced}
 
 
@@ -295,99 +287,6 @@ def retired_bases(directory: Path) -> list[int]:
     return sorted(base for base, suffixes in stages.items() if layout.LOG in suffixes)
 
 
-def finish_swaps(directory: Path) -> None:
-    """Apply the result of `list_segments` to the disk: finish or undo a dead process's swap.
-
-    The caller holds the cleaner lock and, exclusively, the segments lock; or it holds the root's
-    lock alone. The process may die at any step; the next call continues. `.deleted` files stay for
-    readers with a recent listing (`sweep_deleted`). Raises CorruptLogError if the batches of a
-    `.log.swap` do not follow each other as listed.
-    """
-    found = _resolve(directory, is_strict=True)
-    if not (found.swaps or found.dead_swaps or found.cleaned):
-        return
-    # Make the names that the dead process gave durable before building on them.
-    files.sync_directory(directory)
-    # Remove dead .swap files first: they are dead only while the .cleaned file exists.
-    _remove(directory, found.dead_swaps, layout.SWAP)
-    _remove(directory, found.cleaned, layout.CLEANED)
-    # The replaced files are known only while the last .log.swap exists.
-    retire(directory, found.replaced)
-    swap_in(directory, found.swaps)
-    files.sync_directory(directory)
-
-
-def swap_in(directory: Path, found: Mapping[int, Collection[str]]) -> None:
-    """Give `.swap` files, by base offset and suffix, their final names; the caller syncs these.
-
-    Logs come first, durably. Beside a `.log.swap` every file of that base counts as replaced. If a
-    power cut lost only the log's new name, that would include new files, such as the list of
-    aborted transactions.
-    """
-    logs = {base for base in found if layout.LOG in found[base]}
-    for base in sorted(logs):
-        _swap_in(directory, base, layout.LOG)
-    if logs:
-        files.sync_directory(directory)
-    for base in sorted(found):
-        for suffix in layout.SEGMENT_SUFFIXES:
-            if suffix in found[base] and suffix != layout.LOG:
-                _swap_in(directory, base, suffix)
-
-
-def _swap_in(directory: Path, base: int, suffix: str) -> None:
-    path = directory / layout.segment_file(base, suffix, layout.SWAP)
-    if path.exists():
-        files.rename(path, directory / layout.segment_file(base, suffix))
-
-
-def _remove(directory: Path, found: dict[int, set[str]], stage: str) -> None:
-    for base, suffixes in sorted(found.items()):
-        for suffix in sorted(suffixes):
-            files.remove(directory / layout.segment_file(base, suffix, stage))
-    if found:
-        files.sync_directory(directory)
-
-
-def retire(
-    directory: Path,
-    base_offsets: Iterable[int],
-    *,
-    suffixes: Iterable[str] = layout.SEGMENT_SUFFIXES,
-) -> None:
-    """Rename the files of segments to `.deleted`, durably.
-
-    Skips missing files. With its `.log`, also removes a segment's key index at once. Keeps producer
-    snapshots, because segments alone do not show which are needed; see
-    `producer_snapshot.sweep_snapshots`. The caller holds the segments lock exclusively.
-    """
-    base_offsets, suffixes = sorted(base_offsets), tuple(suffixes)
-    wanted = [(base, suffix) for base in base_offsets for suffix in suffixes]
-    changed = layout.LOG in suffixes and remove_key_indexes(directory, base_offsets)
-    for base, suffix in wanted:
-        path = directory / layout.segment_file(base, suffix)
-        if path.exists():
-            files.rename(path, directory / layout.segment_file(base, suffix, layout.DELETED))
-            changed = True
-    if changed:
-        files.sync_directory(directory)
-
-
-def remove_key_indexes(directory: Path, base_offsets: Iterable[int]) -> bool:
-    """Remove the key indexes of segments; return whether there were any.
-
-    `sync_directory` makes it durable. A key index may exist only while its segment is live. A
-    process that replaces or removes a segment calls this first.
-    """
-    found = False
-    for base in base_offsets:
-        path = directory / layout.key_index_file(base)
-        if path.exists():
-            files.remove(path)
-            found = True
-    return found
-
-
 def bases_below(directory: Path, base_offset: int) -> list[int]:
     """Return the bases below `base_offset` of segment files with final names, ascending.
 
@@ -395,112 +294,10 @@ def bases_below(directory: Path, base_offset: int) -> list[int]:
     """
     found = {
         base
-        for _, base, suffix, stage in _scan(directory)
+        for _, base, suffix, stage in scan(directory)
         if not stage and suffix != layout.SNAPSHOT and base < base_offset
     }
     return sorted(found)
-
-
-def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
-    """Remove `.deleted` segment files that got that name at least `older_than_ms` ago.
-
-    Returns their number. Needs no lock: no reader opens such a file, and open ones stay readable.
-    The canary is not a segment file. Kafka: file.delete.delay.ms.
-    """
-    count = 0
-    retired = [name for name, _, _, stage in _scan(directory) if stage == layout.DELETED]
-    for path in (directory / name for name in sorted(retired)):
-        try:
-            # Renaming a file changes its ctime, and nothing changes that of a retired file.
-            changed_ms = path.stat().st_ctime_ns // 1_000_000
-        except FileNotFoundError:
-            continue  # another sweep
-        if changed_ms <= now_ms - older_than_ms:
-            files.remove(path)
-            count += 1
-    return count
-
-
-# --- find an offset ------------------------------------------------------------------------------
-
-
-def header_at(source: ByteSource, position: int, limit: int) -> BatchHeader | None:
-    """Return the header of the whole batch at `position` of a `.log` file, or None.
-
-    The log ends at byte `limit`. Does not compare the checksum. A message v0 or v1 counts as a
-    batch.
-    """
-    size = min(layout.BATCH_OVERHEAD, limit - position)
-    if position < 0 or size <= 0:
-        return None
-    data = source.read_at(size, position)
-    if len(data) < size:
-        return None
-    header = read_header(data, 0, limit - position)
-    return None if header is None or header.last_offset_delta < 0 else header
-
-
-def headers(source: ByteSource, position: int, limit: int) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of the batches from `position` up to byte `limit` of a `.log` file.
-
-    Stops early, like `batch.iterate_headers`, before bytes that are not a whole batch.
-    """
-    while (header := header_at(source, position, limit)) is not None:
-        if header.size > _SMALL_BATCH:
-            yield position, header
-            position += header.size
-            continue
-        data = source.read_at(min(_HEADERS_SIZE, limit - position), position)
-        start = position
-        for place, found in iterate_headers(data):
-            yield start + place, found
-            position = start + place + found.size
-        if position == start:
-            return  # the file was truncated meanwhile
-
-
-def locate(source: ByteSource, limit: int, index: OffsetIndex, offset: int) -> int:
-    """Return the position of a batch such that all earlier batches lie wholly below `offset`.
-
-    It comes from the closest index entry that its batch confirms, or is 0.
-    """
-    for last_offset, position in index.hints(offset):
-        header = header_at(source, position, limit)
-        if header is not None and header.last_offset == last_offset:
-            return position
-    return 0
-
-
-def confirmed(
-    source: ByteSource, limit: int, index: OffsetIndex, entry: tuple[int, int]
-) -> int | None:
-    """Return the position of the batch that confirms a time index entry, or None without one.
-
-    It has the entry's offset, and its largest timestamp is the entry's. Earlier batches may still
-    be younger: the entries between may be lost.
-    """
-    largest, offset = entry
-    for position, header in headers(source, locate(source, limit, index, offset), limit):
-        if header.last_offset >= offset:
-            is_its = header.base_offset <= offset and header.max_timestamp == largest
-            return position if is_its else None
-    return None
-
-
-def locate_time(
-    source: ByteSource, limit: int, index: OffsetIndex, times: TimeIndex, timestamp: int
-) -> int:
-    """Return the position of a batch that a time index names for a time (ms), or 0.
-
-    If the entry is true, all batches before are older than `timestamp`. Its batch confirms it.
-    """
-    for tried, entry in enumerate(times.hints(timestamp)):
-        if tried == _TIME_HINTS:
-            break
-        position = confirmed(source, limit, index, entry)
-        if position is not None:
-            return position
-    return 0
 
 
 def next_offset(segment: SegmentFiles) -> int:

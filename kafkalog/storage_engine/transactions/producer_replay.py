@@ -29,13 +29,14 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
+from kafkalog.storage_engine.segment.locate import locate
 from kafkalog.storage_engine.segment.log_scanner import (
     RECOVER,
     REPLAY,
     LogScanner,
     ScannedBatches,
 )
-from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, locate
+from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments
 from kafkalog.storage_engine.transactions import producer_snapshot
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producers import Producers

@@ -22,7 +22,7 @@ from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment import segments
+from kafkalog.storage_engine.segment import swaps
 from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers
 
 
@@ -151,7 +151,7 @@ def sweep_snapshots(directory: Path, keep: Collection[int]) -> int:
     strays = [offset for offset in snapshot_offsets(directory) if offset not in keep]
     if strays and strays[-1] > max(keep, default=-1):
         strays.pop()
-    segments.retire(directory, strays, suffixes=(layout.SNAPSHOT,))
+    swaps.retire(directory, strays, suffixes=(layout.SNAPSHOT,))
     return len(strays)
 
 

@@ -196,8 +196,6 @@ class Producer:
             "producer in the process that sends"
         )
 
-    # --- what is sent ----------------------------------------------------------------------------
-
     def _check(self, record: SingleRecord, now_ms: int) -> None:
         """Stage a record alone, to raise the error of `append`."""
         state = self._engine.state()
@@ -228,8 +226,6 @@ class Producer:
                 f"the producer of topic {self.topic!r} belongs to the parent process: open the log "
                 "and make a producer in this process"
             )
-
-    # --- waiting for commits ---------------------------------------------------------------------
 
     def _wait_for(self, sent: SentRecords, timeout: float | None) -> None:
         self._check_process()
@@ -277,8 +273,6 @@ class Producer:
             return self._committing
         return None
 
-    # --- the thread ------------------------------------------------------------------------------
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -324,8 +318,6 @@ class Producer:
                 len(sent),
                 fault,
             )
-
-    # --- the end ---------------------------------------------------------------------------------
 
     @property
     def _writer_id(self) -> str:

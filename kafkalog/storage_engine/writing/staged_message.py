@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.writing.staged_file import StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file for the commit to verify: its name below the root, its size, its CRC-32C."""
+
+    name: str
+    size: int
+    crc: int
 
 
 class BatchFigures(NamedTuple):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.writing.staged_file import PendingRun, RunPart
+from kafkalog.storage_engine.writing.pending_run import PendingRun, RunPart
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from kafkalog.storage_engine.writing.staged_file import StagedFile
-from kafkalog.storage_engine.writing.staged_message import Run
+from kafkalog.storage_engine.writing.staged_message import Run, StagedFile
 from kafkalog.storage_engine.writing.staged_topic import StagedTopic
 
 

@@ -118,7 +118,6 @@ def test_a_stream_gives_the_micro_batches_of_a_directory(
     assert sum(map(len, ours)) == 10
 
 
-@pytest.mark.alternating
 def test_a_stream_from_a_store_into_a_store_lands_once(job: Job, two: TwoLogs) -> None:
     two.topic("copy")
     for turn in range(3):

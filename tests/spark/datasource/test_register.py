@@ -1,7 +1,4 @@
-"""`kafkalog.register`: nothing is exported, and `python3` is a Python without kafkalog.
-
-KAFKALOG_CONNECT=full runs the job with each master (`make connect-test`), else with one a day.
-"""
+"""`kafkalog.register`: nothing is exported, and `python3` is a Python without kafkalog."""
 
 from __future__ import annotations
 
@@ -17,14 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.cluster import PATIENCE_S
-from tests.day import todays
 from tests.spark_home import make_spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 PROGRAM = str(Path(__file__).with_name("registered_session.py"))
 MASTERS = ["local[2]", "connect local[2]", "local-cluster[1,1,1024]"]
-if os.environ.get("KAFKALOG_CONNECT") != "full":
-    MASTERS = todays(MASTERS, 3)
 SPARK_ITSELF = {"PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_HOME"}
 
 
@@ -55,7 +49,6 @@ def run(environment: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.alternating
 @pytest.mark.parametrize("master", MASTERS)
 def test_a_registered_session_reads_and_writes_by_this_python(
     master: str, bare: dict[str, str], tmp_path: Path
@@ -74,7 +67,6 @@ def test_a_registered_session_reads_and_writes_by_this_python(
     }
 
 
-@pytest.mark.alternating
 def test_neither_a_failed_call_nor_an_ended_session_leaves_anything_behind(
     bare: dict[str, str], tmp_path: Path
 ) -> None:
@@ -88,7 +80,6 @@ def test_neither_a_failed_call_nor_an_ended_session_leaves_anything_behind(
     }
 
 
-@pytest.mark.alternating
 def test_a_server_that_was_started_elsewhere_is_answered_with_what_to_set(
     bare: dict[str, str], tmp_path: Path
 ) -> None:

@@ -15,14 +15,9 @@ from aiokafka.record import MemoryRecords
 
 from examples.git_history import Entry, head_tree
 from tests import ROOT
-from tests.day import todays
 from tests.unit.examples.repository import ODD_NAMES, Repository
 
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif(not any(todays([True, False], 2)), reason="the orders have this day"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_a_repository_of_odd_things_ends_identical(tmp_path: Path) -> None:

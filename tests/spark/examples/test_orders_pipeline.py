@@ -20,16 +20,10 @@ import pytest
 from examples import orders_pipeline
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests import ROOT
-from tests.day import todays
 from tests.postgres_server import query
 
 KILLS = int(os.environ.get("KAFKALOG_KILLS", "1"))
-IS_TODAY = "KAFKALOG_KILLS" in os.environ or any(todays([False, True], 2))
-pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.slow,
-    pytest.mark.skipif(not IS_TODAY, reason="the demo has this day"),
-]
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
 ROWS = [("eu", 1, "fig", 3, "ripe"), ("us", 1, "nut", 5, None), ("us", 2, "pear", 4, None)]
 
 
@@ -39,7 +33,6 @@ def dead_letters(path: Path, name: str) -> list[tuple[Any, Any]]:
     return list(zip(*(table.column(name).to_pylist() for name in ("key", "value")), strict=True))
 
 
-@pytest.mark.alternating
 def test_tables_of_a_killed_pipeline_end_equal_to_the_log(tmp_path: Path, postgres: str) -> None:
     command = [sys.executable, "-m", "examples.orders_pipeline", "--path", str(tmp_path)]
     command += ["--postgres", postgres]

@@ -30,7 +30,6 @@ def at_rest(runtime: Any) -> int:
     return min(held)
 
 
-@pytest.mark.alternating
 def test_a_portion_that_was_used_is_not_kept(spark: Any, tmp_path: Path) -> None:
     feed(tmp_path / "source", 0, [("a", "x", 0)])
     runtime = spark.sparkContext._jvm.java.lang.Runtime.getRuntime()

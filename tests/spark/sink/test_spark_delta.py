@@ -1,7 +1,4 @@
-"""DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own.
-
-Each day a quarter of them have their turn. `make kill-test` runs them all (KAFKALOG_DELTA=full).
-"""
+"""DeltaUpsert in Spark with Delta Lake: the rules of `delta_rules`, in a process of their own."""
 
 from __future__ import annotations
 
@@ -18,13 +15,10 @@ import pytest
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import DeltaUpsert
 from tests import ROOT, delta_spark
-from tests.day import todays
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 SOURCE = Path(__file__).with_name("delta_rules.py")
 RULES = re.findall(r"^def (test_\w+)", SOURCE.read_text(), re.MULTILINE)
-if os.environ.get("KAFKALOG_DELTA") != "full":
-    RULES = todays(RULES, 4)
 PATIENCE_S = 1200
 
 

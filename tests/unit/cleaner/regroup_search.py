@@ -14,16 +14,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.regroup_plan import (
+    GET_PRICE,
     LARGEST,
     OLDEST_MS,
+    PUT_PRICE,
     PUTS_PER_OUTPUT,
+    READ_PRICE,
     YOUNGEST_MS,
     Fresh,
-    Reads,
     plan_regroup,
 )
-from kafkalog.storage_engine.object_store.prices import Prices
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -34,28 +35,24 @@ LONGEST = 60
 
 @dataclass(frozen=True)
 class Workload:
-    """What arrives in each step, and how it is read."""
+    """What arrives in each step."""
 
     step_ms: int
     arrivals: npt.NDArray[np.int64]
     """Objects by step."""
     sizes: Numbers
     """Bytes by step and partition; few partitions have most of them."""
-    reads: Reads
-    prices: Prices
     gap_ms: int
 
     @classmethod
     def drawn(cls, seed: int) -> Workload:
-        """Draw arrivals, reads, the skew of keys, and prices."""
+        """Draw arrivals, and the skew of keys."""
         draw = np.random.default_rng(seed)
         partitions = int(draw.choice([1, 4, 12, 50, 120]))
         per_hour, object_size = 10 ** draw.uniform(2, 3.5), 10 ** draw.uniform(4, 7)
-        reads = Reads(float(10 ** draw.uniform(0, 2.5)), int(draw.choice([1, 4, 16])))
         skew, keys = float(draw.choice([0, 0.5, 1, 2])), int(draw.choice([3, 30, 300]))
-        put, get = 5e-6 * 10 ** draw.uniform(-0.5, 0.5), 4e-7 * 10 ** draw.uniform(-0.5, 0.5)
-        per_hour_read = per_hour * reads.per_hour * reads.tasks * get
-        steady_ms = 3_600_000 * (2 * PUTS_PER_OUTPUT * partitions * put / per_hour_read) ** 0.5
+        per_ms_read = per_hour / 3_600_000 * READ_PRICE
+        steady_ms = (2 * PUTS_PER_OUTPUT * partitions * PUT_PRICE / per_ms_read) ** 0.5
         step_ms = max(15_000, int(steady_ms / 15))
         is_busy = np.repeat(draw.random(STEPS // 8) >= draw.choice([0, 0.1, 0.25]), 8)
         arrivals = draw.poisson(per_hour * step_ms / 3_600_000 * is_busy)
@@ -64,12 +61,7 @@ class Workload:
         sizes = np.array([draw.multinomial(keys * count, shares) for count in arrivals])
         sizes = sizes * object_size / keys
         gap_ms = int(3_600_000 / per_hour)
-        return cls(step_ms, arrivals, sizes, reads, Prices(put, get), gap_ms)
-
-    @property
-    def read_price(self) -> float:
-        """What the reads of one fresh object cost in a millisecond."""
-        return self.reads.per_hour * self.reads.tasks * self.prices.get / 3_600_000
+        return cls(step_ms, arrivals, sizes, gap_ms)
 
 
 class Course:
@@ -95,15 +87,14 @@ class Course:
 
     def regroup(self, since: npt.NDArray[np.int64] | int, now: int) -> Numbers:
         """Return what it costs to regroup all that is fresh since a step."""
-        prices = self.workload.prices
         outputs = np.ceil((self.size[now] - self.size[since]) / LARGEST).sum(axis=-1)
         count = self.count[now] - self.count[since]
-        whole = (PUTS_PER_OUTPUT * outputs + 1) * prices.put + (count + 1) * prices.get
+        whole = (PUTS_PER_OUTPUT * outputs + 1) * PUT_PRICE + (count + 1) * GET_PRICE
         return np.asarray(np.where(count > 0, whole, 0.0))
 
     def left(self, since: npt.NDArray[np.int64] | int) -> Numbers:
         """Return what the objects cost that are still fresh at the end: a GET each."""
-        return np.asarray((self.count[STEPS] - self.count[since]) * self.workload.prices.get)
+        return np.asarray((self.count[STEPS] - self.count[since]) * GET_PRICE)
 
 
 def cheapest(course: Course) -> float:
@@ -117,7 +108,7 @@ def cheapest(course: Course) -> float:
         is_last = now == STEPS
         is_kept = (age <= OLDEST_MS + step_ms) & (is_last | (age >= YOUNGEST_MS))
         is_kept |= course.count[now] == course.count[since]
-        read = course.waited(since, now) * course.workload.read_price
+        read = course.waited(since, now) * READ_PRICE
         end = course.left(since) if is_last else course.regroup(since, now)
         costs[now] = np.where(is_kept, costs[since] + read + end, np.inf).min()
     return float(costs[STEPS])
@@ -141,14 +132,9 @@ def planned(course: Course) -> float:
             workload.gap_ms,
         )
         if now == STEPS:
-            return total + waited * workload.read_price + float(course.left(last))
-        decision = plan_regroup(
-            fresh,
-            now_ms=now * workload.step_ms,
-            reads=workload.reads,
-            prices=workload.prices,
-        )
+            return total + waited * READ_PRICE + float(course.left(last))
+        decision = plan_regroup(fresh, now_ms=now * workload.step_ms)
         if not count or decision.is_due:
-            total += waited * workload.read_price + float(course.regroup(last, now))
+            total += waited * READ_PRICE + float(course.regroup(last, now))
             last = now
     raise AssertionError

@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
-from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.records.records import scan_batches
 from kafkalog.storage_engine.records.tables import BatchTable
 from kafkalog.storage_engine.transactions.producers import ProducerEntry
-from tests.builders.batch_builder import CONTROL, TRANSACTIONAL, Record
-from tests.unit.cleaner.naive import Batch, batch, dump
-from tests.unit.cleaner.transactional_log import DAY, Log, kafkas
+from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
+from tests.unit.cleaner.naive import Batch, batch
+from tests.unit.cleaner.transactional_log import DAY, Log
 
 
 def table(*batches: Batch) -> BatchTable:
@@ -105,72 +103,3 @@ def test_what_an_active_producer_appends_meanwhile_counts_for_the_next_group(
 
 
 # --- batches -------------------------------------------------------------------------------------
-
-
-def test_a_batch_that_ends_below_the_high_watermark_goes_without_its_records(
-    tmp_path: Path,
-) -> None:
-    log = Log.create(tmp_path)
-    log.data(1)
-    log.data(1, 2)
-    log.roll()
-    log.clean()
-    assert [(b.base, b.last) for b in log.batches()] == [(1, 2)]
-
-
-def test_a_marker_past_the_range_of_horizons_stays(tmp_path: Path) -> None:
-    log = Log.create(tmp_path)
-    log.transact(1, 1)
-    log.commit(1)
-    log.data(1)
-    log.roll()
-    for _ in range(3):
-        log.clean(layout.INT64_MAX - DAY + 1, from_offset=0)
-    assert [(b.base, b.horizon) for b in log.batches()] == [(1, None), (2, None)]
-
-
-def test_the_earliest_horizon_is_that_of_a_marker_too(tmp_path: Path) -> None:
-    from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
-
-    log = Log.create(tmp_path)
-    log.transact(1, 1)
-    log.commit(1)
-    log.data(1)
-    log.roll()
-    log.clean(2 * DAY)
-    assert read_delete_horizon(log.directory, 3) is None  # its data was met in this round
-    log.clean(2 * DAY + 1)
-    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
-    log.clean(2 * DAY + 7)
-    assert read_delete_horizon(log.directory, 3) == 3 * DAY + 1
-    log.clean(3 * DAY + 1)
-    assert read_delete_horizon(log.directory, 3) is None
-    assert log.offsets() == [2]
-
-
-@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
-def test_a_record_in_a_transaction_is_obsolete_and_supersedes_like_any_other(
-    tmp_path: Path, compression: str
-) -> None:
-    log = Log.create(tmp_path, compression_type=compression)
-    log.data(1, 2)
-    log.transact(1, 1, 3)
-    log.commit(1)
-    log.data(3)
-    log.roll()
-    log.clean()
-    assert log.keys() == [2, 1, 3]
-
-
-def test_a_tombstone_in_a_transaction_goes_in_two_stages(tmp_path: Path) -> None:
-    log = Log.create(tmp_path)
-    log.data(1, 2)
-    log._append(
-        Batch(2, 2, (Record(2, 0, b"1", None),), producer=1, sequence=0, attributes=TRANSACTIONAL)
-    )
-    log.commit(1)
-    log.roll()
-    log.clean()
-    assert [(b.base, b.horizon) for b in dump(log.engine)] == [(0, None), (2, DAY), (3, None)]
-    log.clean(DAY, config=kafkas())
-    assert log.keys() == [2]

@@ -17,7 +17,7 @@ from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.layout import SEGMENT_SUFFIXES
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
-from kafkalog.storage_engine.segment.segments import retire
+from kafkalog.storage_engine.segment.swaps import retire
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import dump, offsets
 

@@ -405,7 +405,6 @@ def test_a_collector_during_the_search_hides_no_record(
 # --- deaths --------------------------------------------------------------------------------------
 
 
-@pytest.mark.alternating
 @pytest.mark.slow
 @pytest.mark.parametrize("spoil", [Spoil.KILLED_BEFORE, Spoil.KILLED_AFTER])
 def test_an_erasure_that_is_killed_at_any_request_is_completed_by_the_next(

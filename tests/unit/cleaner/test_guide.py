@@ -16,8 +16,8 @@ from prometheus_client.samples import Sample
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.config import NAMES
+from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.metrics import CleanerMetrics
-from kafkalog.cleaner.schedule.pause import is_paused
 from kafkalog.cli import run
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout

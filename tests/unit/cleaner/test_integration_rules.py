@@ -11,62 +11,16 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_contents import first_dirty
-from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
-from tests.unit.cleaner.test_manager import corrupt, eventually
+from tests.unit.cleaner.naive import dump, latest_values, records_of
+from tests.unit.cleaner.test_manager import eventually
 from tests.unit.cleaner.test_manager_rules import (
     HOUR,
     checkpoint,
     create,
     engine_with,
-    write,
 )
-
-
-def test_bad_partitions_are_marked_told_and_never_stop_the_good_ones(tmp_path: Path) -> None:
-    """LogCleanerIntegrationTest.testMarksPartitionsAsOfflineAndPopulatesUncleanableMetrics"""
-    engine = DirectoryLog(tmp_path)
-    for topic in ("a", "b", "c"):
-        create(engine, topic)
-        write(engine, 5, topic)
-    repair = corrupt(engine, "a")
-    corrupt(engine, "b")
-    thread = CleanerThread(engine, CleanerConfig(backoff_ms=5), clock=lambda: 1000)
-    thread.start()
-    eventually(lambda: thread.cleanings == 1 and thread.failures == 2)
-    thread.stop()
-    found = status(engine, 1000)
-    assert [s.state for s in found] == ["uncleanable", "uncleanable", "clean"]
-    assert all(s.dirty_bytes > 0 and s.reason for s in found[:2])
-    repair()
-    clean(engine, "a", force=True, now_ms=1000)
-    assert [s.state for s in status(engine, 1000)] == ["clean", "uncleanable", "clean"]
-
-
-def test_the_longest_lag_brings_the_cleaner_whatever_the_ratio(tmp_path: Path) -> None:
-    """LogCleanerIntegrationTest.testMaxLogCompactionLag"""
-    lag = 2 * HOUR
-    engine = engine_with(
-        tmp_path,
-        segment_bytes="1048576",
-        min_compaction_lag_ms="1",
-        max_compaction_lag_ms=str(lag),
-        min_cleanable_dirty_ratio="1",
-    )
-    for i in range(10):
-        engine.append("t", [("a", f"old {i}"), ("b", f"old {i}")], now_ms=1000)
-    assert clean(engine, now_ms=1000 + 2 * lag) == []  # all of it is in the active segment
-    late = 1000 + lag + 1
-    for i in range(10):  # the segment is as old as the lag, so another one begins
-        engine.append("t", [("a", f"new {i}"), ("b", f"new {i}")], now_ms=late)
-    assert clean(engine, now_ms=1000 + lag) == []
-    (stats,) = clean(engine, now_ms=late)
-    assert (stats.end_offset, stats.compaction_delay_ms) == (20, 1)
-    assert offsets(dump(engine)) == [18, 19, *range(20, 40)]
-    assert clean(engine, now_ms=late + lag + HOUR) == []  # nothing closed is dirty
 
 
 def test_only_what_is_older_than_the_lag_is_cleaned_and_nothing_is_lost(tmp_path: Path) -> None:

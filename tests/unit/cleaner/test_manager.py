@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
 import struct
@@ -15,15 +14,14 @@ from typing import BinaryIO
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner.dedup.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.rewrite import swap
 from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, UnknownTopicError
+from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import file_system, files, locks
+from kafkalog.storage_engine.fs import file_system, files
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.ownership.release import release
@@ -63,130 +61,7 @@ def eventually(condition: Callable[[], bool], seconds: float = 120) -> None:
         time.sleep(0.01)
 
 
-# --- choosing ------------------------------------------------------------------------------------
-
-
-def test_cleaning_what_is_due_leaves_the_active_segment_alone(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    (stats,) = clean(engine, now_ms=1)
-    assert (stats.start_offset, stats.end_offset, stats.records_kept) == (0, 8, 2)
-    assert offsets(dump(engine)) == [6, 7, 8, 9]
-    assert clean(engine, now_ms=1) == []
-
-
-def test_a_forced_cleaning_takes_the_active_segment_too(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    (stats,) = clean(engine, force=True, now_ms=1)
-    assert stats.end_offset == 10
-    assert offsets(dump(engine)) == [8, 9]
-    assert clean(engine, force=True, now_ms=1) == []
-    engine.append("t", [("c", "1")], now_ms=1)
-    assert offsets(dump(engine)) == [8, 9, 10]
-
-
-def test_a_forced_cleaning_respects_the_shortest_lag(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t", min_compaction_lag_ms="500")
-    assert clean(engine, force=True, now_ms=1_499) == []
-    assert len(clean(engine, force=True, now_ms=1_500)) == 1
-
-
-def test_the_filthiest_partition_comes_first(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "a", "b", "c", min_cleanable_dirty_ratio="0.1")
-    clean(engine, "a", force=True, now_ms=1)
-    clean(engine, "b", force=True, now_ms=1)
-    for topic, count in (("a", 3), ("b", 6)):
-        for i in range(count):
-            engine.append(topic, [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["c", "b", "a"]
-
-
-def test_a_topic_that_is_not_compacted_is_not_cleaned(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t", cleanup_policy="delete")
-    assert clean(engine, force=True, now_ms=1) == []
-    with pytest.raises(InvalidInputError, match=r"cleanup\.policy"):
-        clean(engine, "t", force=True, now_ms=1)
-    with pytest.raises(UnknownTopicError):
-        clean(engine, "u", now_ms=1)
-    assert [s.state for s in status(engine, 1)] == ["not compacted"]
-
-
-def test_all_partitions_of_a_topic_are_cleaned(tmp_path: Path) -> None:
-    engine = DirectoryLog(tmp_path)
-    engine.create_topic("t", 4)
-    for i in range(3):
-        engine.append("t", [(f"k{j}", f"{i}") for j in range(40)], now_ms=1)
-    assert [s.partition for s in clean(engine, "t", force=True, now_ms=1)] == [0, 1, 2, 3]
-    found = [record for p in range(4) for record in records_of(dump(engine, "t", p))]
-    assert len(found) == len(latest_values(found)) == 40
-
-
-def test_a_tombstone_that_is_due_brings_the_cleaner_to_a_quiet_partition(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t", delete_retention_ms="500")
-    engine.append("t", [("a", None)], now_ms=1)
-    clean(engine, force=True, now_ms=1_000)
-    assert offsets(dump(engine)) == [9, 10]
-    assert clean(engine, now_ms=1_499) == []
-    assert [s.state for s in status(engine, 1_500)] == ["dirty"]
-    assert [s.rounds for s in clean(engine, now_ms=1_500)] == [1]
-    assert offsets(dump(engine)) == [9]
-    assert clean(engine, now_ms=10**9) == []
-
-
-def test_the_status_gives_sections_in_offsets_and_bytes(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    (found,) = status(engine, 1)
-    size = sum(p.stat().st_size for p in (tmp_path / "t-0").glob("*.log"))
-    assert (found.first_dirty_offset, found.first_uncleanable_offset) == (0, 8)
-    assert (found.clean_bytes, found.dirty_bytes) == (0, size * 4 // 5)
-    assert (found.uncleanable_bytes, found.dirty_ratio) == (size // 5, 1.0)
-    assert (found.state, found.reason) == ("dirty", None)
-    clean(engine, now_ms=1)
-    (found,) = status(engine, 1)
-    assert (found.first_dirty_offset, found.dirty_ratio, found.state) == (8, 0.0, "not due")
-
-
 # --- faults --------------------------------------------------------------------------------------
-
-
-def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "bad", "good")
-    repair = corrupt(engine, "bad")
-    before = {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log")}
-    first, second = sorted(clean(engine, now_ms=1_000), key=lambda stats: stats.topic)
-    assert first.error is not None and "checksum" in first.error and ".log" in first.error
-    assert second.error is None and second.rounds == 1
-    # Not a byte of it has changed, least of all a checksum.
-    assert {p.name: p.read_bytes() for p in (tmp_path / "bad-0").glob("*.log*")} == before
-    bad, good = status(engine, 1_000)
-    assert (bad.state, bad.reason, good.state) == ("uncleanable", first.error, "not due")
-    # A minute later, then two: the pause doubles.
-    assert clean(engine, now_ms=1_000 + MINUTE - 1) == []
-    assert len(clean(engine, now_ms=1_000 + MINUTE)) == 1
-    assert clean(engine, now_ms=1_000 + 3 * MINUTE - 1) == []
-    mark = json.loads((tmp_path / "bad-0" / layout.UNCLEANABLE).read_bytes())
-    assert (mark["version"], mark["failures"], mark["since_ms"]) == (1, 2, 1_000)
-    repair()
-    assert [s.error for s in clean(engine, now_ms=1_000 + 3 * MINUTE)] == [None]
-    assert [s.state for s in status(engine, 1)] == ["not due", "not due"]
-    assert not (tmp_path / "bad-0" / layout.UNCLEANABLE).exists()
-
-
-def test_a_changed_config_or_force_tries_an_uncleanable_partition_again(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    repair = corrupt(engine, "t")
-    assert clean(engine, now_ms=1_000)[0].error
-    engine.alter_topic("t", {"segment.bytes": "200"})
-    assert clean(engine, now_ms=1_001)[0].error
-    assert clean(engine, now_ms=1_002) == []
-    repair()
-    assert clean(engine, force=True, now_ms=1_003)[0].error is None
-
-
-def test_a_mark_of_a_newer_release_is_respected(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    (tmp_path / "t-0" / layout.UNCLEANABLE).write_text('{"version": 2, "why": []}')
-    assert clean(engine, now_ms=10**12) == []
-    assert "newer release" in str(status(engine, 1)[0].reason)
 
 
 @pytest.mark.parametrize("act", ["write_at", "create", "sync_path"])
@@ -289,13 +164,6 @@ def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Pat
 # --- several cleaners ----------------------------------------------------------------------------
 
 
-def test_a_partition_that_another_cleaner_works_on_is_passed_over(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "a", "b")
-    with locks.FileLock(tmp_path / "a-0" / layout.CLEANER_LOCK).exclusive():
-        assert [stats.topic for stats in clean(DirectoryLog(tmp_path), now_ms=1)] == ["b"]
-    assert [stats.topic for stats in clean(engine, now_ms=1)] == ["a"]
-
-
 @pytest.mark.slow
 def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
@@ -337,38 +205,6 @@ def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
 # --- the thread ----------------------------------------------------------------------------------
 
 
-def test_the_thread_cleans_what_is_due_and_goes_on_after_faults(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "bad", "good")
-    corrupt(engine, "bad")
-    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: 1_000)
-    thread.start()
-    try:
-        eventually(lambda: thread.cleanings == 1 and thread.failures == 1)
-        for i in range(4):
-            engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-        eventually(lambda: [s.state for s in status(engine, 1_000)] == ["uncleanable", "not due"])
-    finally:
-        thread.stop()
-    assert not thread.is_alive
-    assert thread.failures == 1
-
-
-def test_the_thread_stops_at_once_and_can_start_again(tmp_path: Path) -> None:
-    engine = DirectoryLog(tmp_path)
-    engine.create_topic("t", 1, {"segment.bytes": "100"})
-    thread = CleanerThread(engine, CleanerConfig(backoff_ms=10**7), clock=lambda: 1_000)
-    for expected in (1, 2):
-        for i in range(4):
-            engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-        thread.start()
-        thread.start()
-        eventually(lambda: thread.cleanings == expected)  # noqa: B023
-        started = time.monotonic()
-        thread.stop()
-        assert time.monotonic() - started < 60
-    thread.stop()
-
-
 def test_an_error_of_the_clock_does_not_end_the_thread(tmp_path: Path) -> None:
     calls = []
 
@@ -390,38 +226,6 @@ def test_the_settings_are_checked(tmp_path: Path) -> None:
     for wrong in ({"dedupe_buffer_size": 1}, {"io_buffer_load_factor": 0.0}, {"backoff_ms": -1}):
         with pytest.raises(InvalidInputError):
             CleanerConfig(**wrong)
-
-
-def test_each_partitions_round_begins_at_its_own_time(tmp_path: Path) -> None:
-    engine = DirectoryLog(tmp_path)
-    for name in ("a", "b"):
-        engine.create_topic(name, 1, {"delete.retention.ms": "3000"})
-        engine.append(name, [("k", None), ("x", "y")], now_ms=1)
-    times = iter(range(10_000, 10_000_000, 10_000))
-    results = clean(engine, force=True, now_ms=10_000, clock=lambda: next(times))
-    assert [stats.error for stats in results] == [None, None]
-    first, second = (
-        read_delete_horizon(
-            engine.partition_directory(name, 0),
-            engine.describe(name).partitions[0].first_dirty_offset,
-        )
-        for name in ("a", "b")
-    )
-    assert first is not None
-    assert second is not None
-    assert second - first >= 10_000
-
-
-def test_a_partition_that_is_gone_meanwhile_is_not_cleaned(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "a", "z", partitions=2)
-
-    def create_again(_: object) -> None:
-        if len(engine.describe("z").partitions) == 2:
-            engine.delete_topic("z", now_ms=1000)
-            engine.create_topic("z", 1, now_ms=1000)
-
-    found = clean(engine, force=True, now_ms=2000, progress=create_again)
-    assert found and not [stats for stats in found if stats.error]
 
 
 def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) -> None:

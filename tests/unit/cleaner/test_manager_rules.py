@@ -8,26 +8,31 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
-
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
+from kafkalog.cleaner.plan import Schedule
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans, choose
-from kafkalog.cleaner.state.uncleanable import mark_uncleanable, read_uncleanable
+from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.state.notes import DirectoryNotes
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.directory.retention import retain_partition
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
-from tests.builders.batch_builder import ABORT, at_times, joined, marker
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import first_dirty, state_of
-from tests.unit.cleaner.naive import dump, offsets
 from tests.unit.cleaner.test_manager import eventually
 
 HOUR = 3_600_000
 SMALL = {"segment_bytes": 14, "min_cleanable_dirty_ratio": 0.05}
 """Segments of one batch each."""
+
+
+def chosen(engine: DirectoryLog, now_ms: int = 1000) -> Schedule:
+    heal_first_dirty_offsets(engine, now_ms=now_ms)
+    return choose(DirectoryMoment(engine, now_ms))
 
 
 def engine_with(root: Path, **config: str) -> DirectoryLog:
@@ -72,85 +77,12 @@ def test_a_fault_while_choosing_is_one_of_that_partition_alone(tmp_path: Path) -
     """testGrabFilthiestCompactedLogThrowsException"""
     engine = increasingly_filthy(tmp_path)
     (tmp_path / "c-0" / layout.DELETE_HORIZON).mkdir()  # looked at for every plan
-    assert choose(engine, now_ms=1000).partitions == [("b", 0), ("c", 0)]
+    assert chosen(engine).partitions == [("b", 0), ("c", 0)]
     results = clean(engine, now_ms=1000)
     assert [(stats.topic, stats.error is None) for stats in results] == [("b", True), ("c", False)]
-    mark = read_uncleanable(tmp_path / "c-0")
+    mark = read_uncleanable(DirectoryNotes(tmp_path / "c-0"))
     assert mark is not None and layout.DELETE_HORIZON in mark.reason
-    assert choose(engine, now_ms=1000).partitions == []
-
-
-def test_the_filthiest_is_taken_first(tmp_path: Path) -> None:
-    """testGrabFilthiestCompactedLogReturnsLogWithDirtiestRatio"""
-    engine = increasingly_filthy(tmp_path)
-    schedule = choose(engine, now_ms=1000)
-    assert schedule.partitions == [("c", 0), ("b", 0)]
-    assert schedule.max_dirty_ratio == pytest.approx(1 / 3)
-    assert cleaned(engine) == "c"
-
-
-def test_an_uncleanable_partition_is_passed_over(tmp_path: Path) -> None:
-    """testGrabFilthiestCompactedLogIgnoresUncleanablePartitions"""
-    engine = increasingly_filthy(tmp_path)
-    mark_uncleanable(tmp_path / "c-0", "why", engine.describe("c").config, now_ms=1000)
-    assert cleaned(engine) == "b"
-
-
-def test_a_partition_that_is_being_cleaned_is_passed_over(tmp_path: Path) -> None:
-    """testGrabFilthiestCompactedLogIgnoresInProgressPartitions"""
-    increasingly_filthy(tmp_path)
-    with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
-        assert cleaned(DirectoryLog(tmp_path)) == "b"
-
-
-def test_what_is_being_cleaned_and_what_is_uncleanable_leave_nothing(tmp_path: Path) -> None:
-    """testGrabFilthiestCompactedLogIgnoresBothInProgressPartitionsAndUncleanablePartitions"""
-    engine = increasingly_filthy(tmp_path)
-    mark_uncleanable(tmp_path / "b-0", "why", engine.describe("b").config, now_ms=1000)
-    with locks.FileLock(tmp_path / "c-0" / layout.CLEANER_LOCK).exclusive():
-        assert cleaned(DirectoryLog(tmp_path)) is None
-
-
-def test_a_first_dirty_offset_beyond_the_end_becomes_the_log_start(tmp_path: Path) -> None:
-    """testDirtyOffsetResetIfLargerThanEndOffset"""
-    engine = engine_with(tmp_path)
-    write(engine, 20)
-    LogBuilder(engine).set_state(first_dirty_offset=200)
-    assert Plans(engine, 1000).of("t", 0)[0].first_dirty_offset == 0
-    choose(engine, now_ms=1000)
-    state = engine.describe("t").partitions[0]
-    # A view of an older moment is refused still, and one of this moment is not.
-    assert (state.first_dirty_offset, state.cleaned_to) == (0, 20)
-    assert len(offsets(dump(engine))) == 20
-
-
-def test_a_first_dirty_offset_below_the_log_start_becomes_it(tmp_path: Path) -> None:
-    """testDirtyOffsetResetIfSmallerThanStartOffset"""
-    engine = engine_with(tmp_path)
-    write(engine, 20)
-    LogBuilder(engine).set_state(log_start_offset=10, first_dirty_offset=0)
-    assert Plans(engine, 1000).of("t", 0)[0].first_dirty_offset == 10
-
-
-def test_a_log_start_within_the_active_segment_leaves_nothing_to_clean(tmp_path: Path) -> None:
-    """testLogStartOffsetLargerThanActiveSegmentBaseOffset"""
-    engine = engine_with(tmp_path, segment_bytes="2048")
-    for i in range(9):
-        engine.append("t", [(f"{i}", "v")], now_ms=1000)
-    LogBuilder(engine).set_state(log_start_offset=2, first_dirty_offset=0)
-    assert choose(engine, now_ms=1000).partitions == []
-
-
-def test_a_first_dirty_offset_within_the_active_segment_leaves_nothing_to_clean(
-    tmp_path: Path,
-) -> None:
-    """testDirtyOffsetLargerThanActiveSegmentBaseOffset"""
-    engine = engine_with(tmp_path, segment_bytes="2048")
-    for i in range(6):
-        engine.append("t", [(f"{i}", "v")], now_ms=1000)
-    LogBuilder(engine).set_state(first_dirty_offset=3)
-    assert choose(engine, now_ms=1000).partitions == []
-    assert first_dirty(engine) == 3
+    assert chosen(engine).partitions == []
 
 
 # --- what retention takes ------------------------------------------------------------------------
@@ -164,31 +96,6 @@ def test_the_cleaner_does_not_retain_what_is_not_compacted(tmp_path: Path) -> No
     """testLogsWithSegmentsToDeleteShouldNotConsiderCleanupPolicyDeleteLogs"""
     engine = engine_with(tmp_path, cleanup_policy="delete", retention_ms="1")
     write(engine, 5)
-    assert retained(engine) == []
-
-
-def test_the_cleaner_retains_what_is_compacted_and_deleted(tmp_path: Path) -> None:
-    """testLogsWithSegmentsToDeleteShouldConsiderCleanupPolicyCompactDeleteLogs"""
-    engine = engine_with(tmp_path, cleanup_policy="compact,delete", retention_ms="1")
-    write(engine, 5)
-    assert retained(engine) == ["t"]
-
-
-def test_the_cleaner_retains_what_is_compacted_alone_from_its_log_start_on(tmp_path: Path) -> None:
-    """testLogsWithSegmentsToDeleteShouldConsiderCleanupPolicyCompactLogs"""
-    engine = engine_with(tmp_path, retention_ms="1")
-    write(engine, 5)
-    assert retained(engine) == []
-    LogBuilder(engine).set_state(log_start_offset=3, first_dirty_offset=3)
-    assert retained(engine) == ["t"]
-    assert offsets(dump(engine)) == [3, 4]
-
-
-def test_the_cleaner_does_not_retain_what_is_uncleanable(tmp_path: Path) -> None:
-    """testLogsWithSegmentsToDeleteShouldNotConsiderUncleanablePartitions"""
-    engine = engine_with(tmp_path, cleanup_policy="compact,delete", retention_ms="1")
-    write(engine, 5)
-    mark_uncleanable(tmp_path / "t-0", "why", engine.describe("t").config, now_ms=1000)
     assert retained(engine) == []
 
 
@@ -256,7 +163,7 @@ def test_a_checkpoint_is_put_right_only_where_it_is_wrong(tmp_path: Path) -> Non
     for start, found, expected in ((10, 15, 15), (20, 15, 20), (20, 25, 20)):
         LogBuilder(engine).set_state(log_start_offset=start, first_dirty_offset=found)
         number = engine.state().number
-        choose(engine, now_ms=1000)
+        chosen(engine)
         assert first_dirty(engine) == expected
         assert (engine.state().number == number) == (found == expected)
 
@@ -268,17 +175,19 @@ def test_a_plan_takes_no_lock_unless_a_cleaner_is_at_work(tmp_path: Path) -> Non
     engine = engine_with(tmp_path)
     write(engine, 5)
     with locks.SegmentsLock(tmp_path / "t-0").exclusive():
-        at_rest, _ = Plans(engine, 1000).of("t", 0)
+        at_rest = DirectoryMoment(engine, 1000).plan("t", 0)
     swapped = tmp_path / "t-0" / "00000000000000000000.index.cleaned"
     swapped.write_bytes(b"")
-    waiting = threading.Thread(target=lambda: Plans(engine, 1000).of("t", 0), daemon=True)
+    waiting = threading.Thread(
+        target=lambda: DirectoryMoment(engine, 1000).plan("t", 0), daemon=True
+    )
     with locks.SegmentsLock(tmp_path / "t-0").exclusive():
         waiting.start()
         waiting.join(0.2)
         assert waiting.is_alive()
     waiting.join(120)
     assert not waiting.is_alive()
-    assert Plans(engine, 1000).of("t", 0)[0] == at_rest
+    assert DirectoryMoment(engine, 1000).plan("t", 0) == at_rest
 
 
 def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_present_one(
@@ -286,81 +195,21 @@ def test_a_plan_of_a_state_that_the_files_have_left_behind_is_made_of_the_presen
 ) -> None:
     engine = engine_with(tmp_path, cleanup_policy="compact,delete")
     write(engine, 5)
-    plans = Plans(engine, 1000)
+    plans = DirectoryMoment(engine, 1000)
     write(engine, 5)
     engine.delete_records("t", 0, 8)
     retain(engine, now_ms=1000)
-    log, state = plans.of("t", 0)
-    assert (state.log_start_offset, state.high_watermark) == (8, 10)
+    log = plans.plan("t", 0)
+    assert (log.state.log_start_offset, log.state.high_watermark) == (8, 10)
     assert [s.base_offset for s in log.segments] == [8, 9, 10]
 
 
 def test_a_partition_that_came_after_the_plans_is_planned(tmp_path: Path) -> None:
     engine = engine_with(tmp_path)
-    plans = Plans(engine, 1000)
+    plans = DirectoryMoment(engine, 1000)
     engine.alter_topic("t", partitions=2, keys_may_move=True)
     create(engine, "other")
-    assert [plans.of(*place)[1].high_watermark for place in (("t", 1), ("other", 0))] == [0, 0]
-
-
-# --- the cleanable range -------------------------------------------------------------------------
-
-
-def cleanable(engine: DirectoryLog, now_ms: int) -> tuple[int, int]:
-    log, _ = Plans(engine, now_ms).of("t", 0)
-    return log.first_dirty_offset, log.first_uncleanable_offset
-
-
-def test_nothing_is_cleaned_from_the_last_stable_offset_on(tmp_path: Path) -> None:
-    """testCleanableOffsetsForNone"""
-    engine = engine_with(tmp_path)
-    write(engine, 80)
-    LogBuilder(engine).set_state(last_stable_offset=50)
-    assert cleanable(engine, 1000) == (0, 50)
-
-
-def test_nothing_is_cleaned_from_the_active_segment_on(tmp_path: Path) -> None:
-    """testCleanableOffsetsActiveSegment"""
-    engine = engine_with(tmp_path)
-    write(engine, 8)
-    engine.append("t", [("a", "1"), ("b", "1")], now_ms=1000)
-    assert engine.describe("t").partitions[0].active_base == 8
-    assert cleanable(engine, 1000) == (0, 8)
-
-
-def test_what_is_younger_than_the_lag_waits(tmp_path: Path) -> None:
-    """testCleanableOffsetsForTime"""
-    engine = engine_with(tmp_path, min_compaction_lag_ms=str(HOUR))
-    write(engine, 4, now_ms=1000)
-    later = 1000 + HOUR + 1
-    write(engine, 4, now_ms=later)
-    assert cleanable(engine, later) == (0, 4)
-
-
-def test_a_lag_that_has_passed_for_all_leaves_the_active_segment(tmp_path: Path) -> None:
-    """testCleanableOffsetsForShortTime"""
-    engine = engine_with(tmp_path, min_compaction_lag_ms=str(HOUR))
-    write(engine, 8, now_ms=1000)
-    engine.append("t", [("a", "1")], now_ms=1000)
-    assert cleanable(engine, 1000 + HOUR + 1) == (0, 8)
-
-
-def test_undecided_transactions_wait_past_every_lag(tmp_path: Path) -> None:
-    """testUndecidedTransactionalDataNotCleanable"""
-    engine = engine_with(tmp_path, min_compaction_lag_ms=str(HOUR), segment_bytes="1024")
-    batches = [
-        at_times(0, (1000, 1000), producer_id=15, transactional=True),
-        at_times(2, (1000,), producer_id=15, sequence=2, transactional=True),
-    ]
-    engine.append_raw("t", 0, joined(batches), now_ms=1000)
-    write(engine, 0)
-    later = 1000 + HOUR + 1
-    assert cleanable(engine, later) == (0, 0)
-    ending = marker(3, ABORT, 15, timestamp=later)
-    engine.append_raw("t", 0, ending.data, now_ms=later)
-    write(engine, 0, now_ms=later)
-    assert cleanable(engine, later) == (0, 3)
-    assert cleanable(engine, later + HOUR + 1) == (0, 4)
+    assert [plans.plan(*place).state.high_watermark for place in (("t", 1), ("other", 0))] == [0, 0]
 
 
 # --- states --------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.schedule.manager import clean, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
 from kafkalog.errors import InvalidInputError, UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -90,7 +90,7 @@ def test_a_pauser_that_dies_pauses_nothing_any_more(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     program = f"""
 import kafkalog, time
-from kafkalog.cleaner.schedule.pause import abort_and_pause
+from kafkalog.cleaner.directory.pause import abort_and_pause
 with abort_and_pause(kafkalog.open({str(tmp_path)!r}), "t", 0):
     print("paused", flush=True)
     time.sleep(60)

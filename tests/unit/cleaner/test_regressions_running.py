@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
-from kafkalog.cleaner.schedule.pause import abort_and_pause, is_paused
-from kafkalog.cleaner.schedule.scheduler import Plans, choose
+from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -131,7 +133,7 @@ def test_a_partition_that_failed_is_tried_again_without_a_restart(tmp_path: Path
         repair()
         clock[0] += 2 * MINUTE
         eventually(lambda: thread.cleanings == 1)
-    assert read_uncleanable(tmp_path / "t-0") is None
+    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
 
 
 def test_a_fault_is_found_by_one_cleaner_of_several(
@@ -156,7 +158,7 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
 
     assert clean_filthiest(engine, now_ms=1_000, watch=be_quicker) is None
     assert were_locked == [True]
-    mark = read_uncleanable(tmp_path / "t-0")
+    mark = read_uncleanable(DirectoryNotes(tmp_path / "t-0"))
     assert mark is not None and mark.failures == 1
 
 
@@ -228,10 +230,10 @@ def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean_and_no_fault(
     engine.delete_records("t", 0, before, now_ms=1)
     for _ in range(2):
         assert clean_filthiest(engine, now_ms=1_000) is None
-    assert read_uncleanable(tmp_path / "t-0") is None
+    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
     clean(engine, force=True, now_ms=1_000)
     assert [o for o in offsets(dump(engine)) if o >= before] == list(range(before, 10))
-    assert read_uncleanable(tmp_path / "t-0") is None
+    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
 
 
 @pytest.mark.parametrize("log_start", [0, 3, 5, 8])
@@ -247,13 +249,13 @@ def test_offsets_in_any_order_are_a_range_or_nothing(
         first_dirty_offset=dirty,
         last_stable_offset=max(log_start, stable),
     )
-    log, _ = Plans(engine, 1).of("t", 0)
+    log = DirectoryMoment(engine, 1).plan("t", 0)
     assert log.first_dirty_offset <= log.end
     assert log.first_dirty_offset <= log.first_uncleanable_offset
     assert min(log.clean_bytes, log.cleanable_bytes, log.uncleanable_bytes) >= 0
     for stats in clean(engine, force=True, now_ms=1):
         assert stats.error is None
-    assert read_uncleanable(tmp_path / "t-0") is None
+    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
     assert {8, 9} <= set(offsets(dump(engine)))
 
 
@@ -267,10 +269,10 @@ def test_a_ratio_of_more_than_two_gib_is_a_ratio(tmp_path: Path) -> None:
     engine = foreign_log(tmp_path, contents | {4: []}, first_dirty=1)
     for i in range(4):
         os.truncate(tmp_path / "t-0" / f"{i:020d}.log", large)  # sparse
-    log, _ = Plans(engine, 1).of("t", 0)
+    log = DirectoryMoment(engine, 1).plan("t", 0)
     assert (log.clean_bytes, log.cleanable_bytes) == (large, 3 * large)
     assert log.dirty_ratio == 0.75
-    assert choose(engine, now_ms=1).max_dirty_ratio == 0.75
+    assert choose(DirectoryMoment(engine, 1)).max_dirty_ratio == 0.75
 
 
 def test_the_active_segment_is_in_no_ratio(tmp_path: Path) -> None:
@@ -280,10 +282,10 @@ def test_the_active_segment_is_in_no_ratio(tmp_path: Path) -> None:
     engine.alter_topic("t", {"segment.bytes": "1000000"})
     for i in range(50):
         engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1)
-    log, _ = Plans(engine, 1).of("t", 0)
+    log = DirectoryMoment(engine, 1).plan("t", 0)
     assert (log.cleanable_bytes, log.dirty_ratio) == (0, 0.0)
     LogBuilder(engine).roll()
-    log, _ = Plans(engine, 1).of("t", 0)
+    log = DirectoryMoment(engine, 1).plan("t", 0)
     closed = list_segments(tmp_path / "t-0")[:-1]
     assert log.clean_bytes + log.cleanable_bytes == sum(s.size for s in closed)
     assert log.dirty_ratio == log.cleanable_bytes / sum(s.size for s in closed)

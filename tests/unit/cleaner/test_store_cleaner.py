@@ -20,9 +20,12 @@ import kafkalog
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.schedule.scratch_partition import NOTES, ScratchPartition
 from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.uncleanable import uncleanable_of
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
@@ -249,11 +252,11 @@ def test_a_tombstone_goes_in_two_stages(log: ObjectLog) -> None:
     state = log.store_state()
     cleaned = state.cleaned_of(log.describe("t").topic_id, 0)
     assert cleaned is not None and layout.DELETE_HORIZON in cleaned.notes
-    assert store_manager.choose(state, now_ms=NOW_MS + 999).partitions == []
-    assert store_manager.choose(state, now_ms=NOW_MS + 1000).partitions == [("t", 0)]
+    assert choose(ObjectMoment(log, state, NOW_MS + 999)).partitions == []
+    assert choose(ObjectMoment(log, state, NOW_MS + 1000)).partitions == [("t", 0)]
     store_manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
     assert [value for _, _, value in records(log)["t", 0]] == [b"1 1"]
-    assert store_manager.choose(log.store_state(), now_ms=NOW_MS + DAY_MS).partitions == []
+    assert choose(moment_of(log, NOW_MS + DAY_MS)).partitions == []
 
 
 def test_a_section_of_which_nothing_stays_is_read_and_cleaned_again(log: ObjectLog) -> None:
@@ -293,7 +296,7 @@ def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: Obje
     last_ms = NOW_MS + 3
 
     def due(now_ms: int) -> bool:
-        return bool(store_manager.choose(log.store_state(), now_ms=now_ms).partitions)
+        return bool(choose(moment_of(log, now_ms)).partitions)
 
     assert [due(last_ms + ms) for ms in (-4, 4_999, 5_000)] == [False, True, True]
     store_manager.clean(log, now_ms=last_ms + 5_000)
@@ -511,7 +514,7 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert (mark.reason, mark.failures) == (results[1], 1)
 
     def chosen(now_ms: int) -> list[tuple[str, int]]:
-        return store_manager.choose(log.store_state(), now_ms=now_ms).partitions
+        return choose(moment_of(log, now_ms)).partitions
 
     assert (chosen(NOW_MS + 1), chosen(NOW_MS + 60_000)) == ([], [("t", 1)])
     log.client.put_unique(name, found.data)

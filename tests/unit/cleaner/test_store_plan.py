@@ -6,19 +6,19 @@ import dataclasses
 
 import pytest
 
-from kafkalog.cleaner.schedule.store_plan import (
+from kafkalog.cleaner.objects.regroup_plan import (
     FRESH_MAX,
+    GET_PRICE,
     LARGEST,
     OLDEST_MS,
+    PUT_PRICE,
     REGROUP,
     REST,
     YOUNGEST_MS,
     Fresh,
-    Reads,
     mergeable,
     plan_regroup,
 )
-from kafkalog.storage_engine.object_store.prices import S3_STANDARD
 from tests.unit.cleaner.regroup_search import Course, Workload, cheapest, planned
 
 NOW_MS = 10**12
@@ -39,43 +39,40 @@ def fresh(count: int = 100, age_ms: int = 2 * MINUTE_MS, **changes: int) -> Fres
     return dataclasses.replace(known, **changes)
 
 
-QUIET, BUSY = Reads(0.0, 1), Reads(600.0, 16)
-
-
 @pytest.mark.parametrize(
-    ("objects", "reads", "is_awaited", "expected"),
+    ("objects", "is_awaited", "expected"),
     [
-        (fresh(0), BUSY, False, (REST, "none")),
-        (fresh(), BUSY, False, (REGROUP, "reads")),
-        (fresh(age_ms=YOUNGEST_MS - 1), BUSY, False, (REST, "young")),
-        (fresh(age_ms=YOUNGEST_MS - 1), BUSY, True, (REGROUP, "awaited")),
-        (fresh(), QUIET, False, (REST, "cheap")),
-        (fresh(), QUIET, True, (REGROUP, "awaited")),
-        (fresh(partitions=1000), Reads(60.0, 4), False, (REST, "cheap")),
-        (fresh(partitions=1), Reads(60.0, 4), False, (REGROUP, "reads")),
-        (fresh(age_ms=OLDEST_MS), QUIET, False, (REGROUP, "old")),
-        (fresh(FRESH_MAX, age_ms=1000), QUIET, False, (REGROUP, "limit")),
-        (fresh(FRESH_MAX - 1, age_ms=1000), QUIET, False, (REST, "young")),
-        (fresh(age_ms=-MINUTE_MS), BUSY, False, (REST, "young")),
+        (fresh(0), False, (REST, "none")),
+        (fresh(), False, (REGROUP, "reads")),
+        (fresh(age_ms=YOUNGEST_MS - 1), False, (REST, "young")),
+        (fresh(age_ms=YOUNGEST_MS - 1), True, (REGROUP, "awaited")),
+        (fresh(partitions=1000), False, (REST, "cheap")),
+        (fresh(partitions=1000), True, (REGROUP, "awaited")),
+        (fresh(partitions=1), False, (REGROUP, "reads")),
+        (fresh(1, age_ms=OLDEST_MS - 1, partitions=1000), False, (REST, "cheap")),
+        (fresh(1, age_ms=OLDEST_MS, partitions=1000), False, (REGROUP, "old")),
+        (fresh(FRESH_MAX, age_ms=1000), False, (REGROUP, "limit")),
+        (fresh(FRESH_MAX - 1, age_ms=1000), False, (REST, "young")),
+        (fresh(age_ms=-MINUTE_MS), False, (REST, "young")),
     ],
 )
 def test_a_regroup_is_due_once_reads_have_cost_as_much(
-    objects: Fresh, reads: Reads, is_awaited: bool, expected: tuple[str, str]
+    objects: Fresh, is_awaited: bool, expected: tuple[str, str]
 ) -> None:
-    found = plan_regroup(objects, now_ms=NOW_MS, reads=reads, is_awaited=is_awaited)
+    found = plan_regroup(objects, now_ms=NOW_MS, is_awaited=is_awaited)
     assert (found.act, found.code) == expected
     assert found.reason.endswith(".")
 
 
 def test_a_regroup_that_is_not_due_says_when_it_will_be() -> None:
     objects = fresh(10)
-    found = plan_regroup(objects, now_ms=NOW_MS, reads=Reads(60.0, 4))
+    found = plan_regroup(objects, now_ms=NOW_MS)
     assert found.act == REST and found.until_ms is not None
     passed = found.until_ms - NOW_MS
     later = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * passed)
-    assert plan_regroup(later, now_ms=found.until_ms, reads=Reads(60.0, 4)).is_due
+    assert plan_regroup(later, now_ms=found.until_ms).is_due
     before = dataclasses.replace(objects, waited_ms=objects.waited_ms + 10 * (passed - 2))
-    assert not plan_regroup(before, now_ms=found.until_ms - 2, reads=Reads(60.0, 4)).is_due
+    assert not plan_regroup(before, now_ms=found.until_ms - 2).is_due
 
 
 def test_the_figures_of_a_regroup_are_in_dollars() -> None:
@@ -83,9 +80,9 @@ def test_the_figures_of_a_regroup_are_in_dollars() -> None:
 
     Half a gap of 1.2 s adds 4 GETs. A regroup sends two PUTs for each partition, and commits.
     """
-    found = plan_regroup(fresh(), now_ms=NOW_MS, reads=Reads(60.0, 4)).figures
-    assert found["readCost"] == pytest.approx(404 * S3_STANDARD.get)
-    assert found["writeCost"] == pytest.approx(25 * S3_STANDARD.put + S3_STANDARD.get)
+    found = plan_regroup(fresh(), now_ms=NOW_MS).figures
+    assert found["readCost"] == pytest.approx(404 * GET_PRICE)
+    assert found["writeCost"] == pytest.approx(25 * PUT_PRICE + GET_PRICE)
 
 
 def test_eight_neighbours_of_one_size_class_are_merged() -> None:

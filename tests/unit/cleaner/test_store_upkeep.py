@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from kafkalog.cleaner.report.store_report import report
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.regroup_plan import MERGED, fresh_of
+from kafkalog.cleaner.report.store_figures import store_figures
 from kafkalog.cleaner.schedule import manager, store_manager
-from kafkalog.cleaner.schedule.store_plan import MERGED, fresh_of, regroup_of
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -32,6 +33,10 @@ def segments(log: ObjectLog, topic: str, count: int) -> None:
     for _ in range(count):
         fill(log, topic, 2, commits=1)
         regrouped(log)
+
+
+def moment(log: ObjectLog, now_ms: int) -> ObjectMoment:
+    return ObjectMoment(log, log.store_state(), now_ms)
 
 
 def test_eight_small_segment_objects_become_one_with_the_same_records(log: ObjectLog) -> None:
@@ -75,12 +80,12 @@ def test_fresh_objects_are_counted_with_their_ages_and_the_gap_between_them(
 def test_a_regroup_is_awaited_by_a_partition_that_is_due(log: ObjectLog) -> None:
     log.create_topic("t", 1)
     log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
-    assert regroup_of(log.store_state(), NOW_MS + 59_999).code == "young"
-    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "cheap"
+    assert moment(log, NOW_MS + 59_999).regroup.code == "young"
+    assert moment(log, NOW_MS + 60_000).regroup.code == "cheap"
     store_manager.roll_active(log, now_ms=NOW_MS)
-    assert regroup_of(log.store_state(), NOW_MS).code == "awaited"
+    assert moment(log, NOW_MS).regroup.code == "awaited"
     log.alter_topic("t", {"cleanup.policy": "delete"})
-    assert regroup_of(log.store_state(), NOW_MS + 60_000).code == "cheap"
+    assert moment(log, NOW_MS + 60_000).regroup.code == "cheap"
 
 
 def test_a_cleaner_collects_dead_objects_at_once_and_lists_once_an_hour(log: ObjectLog) -> None:
@@ -101,12 +106,12 @@ def test_a_cleaner_collects_dead_objects_at_once_and_lists_once_an_hour(log: Obj
 def test_a_report_counts_the_requests_of_one_read(log: ObjectLog) -> None:
     log.create_topic("t", 12)
     fill(log, "t", 12, commits=3)
-    found = report(log.store_state(), NOW_MS)
+    found = store_figures(moment(log, NOW_MS))
     assert (found.objects, found.fresh_objects, found.dead_objects) == (3, 3, 0)
     assert (found.read_requests, found.read_amplification) == (12, 1.0)  # three objects, four tasks
     assert found.write_amplification == 1.0
     regrouped(log)
-    found = report(log.store_state(), NOW_MS)
+    found = store_figures(moment(log, NOW_MS))
     assert (found.fresh_objects, found.dead_objects, found.read_requests) == (0, 3, 12)
     assert found.deleted_from_ms == NOW_MS + HOUR_MS
     assert found.write_amplification == 2.0

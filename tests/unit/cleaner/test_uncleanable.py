@@ -11,10 +11,11 @@ import pytest
 
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import clear_uncleanable, mark_uncleanable, read_uncleanable
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from tests.unit.cleaner.test_manager import MINUTE, corrupt, filled
+from tests.unit.cleaner.test_manager import MINUTE, filled
 
 HOUR = 60 * MINUTE
 
@@ -22,40 +23,35 @@ HOUR = 60 * MINUTE
 def test_a_mark_outlives_the_process_and_says_why_since_when_and_until_when(
     tmp_path: Path,
 ) -> None:
-    written = mark_uncleanable(tmp_path, "a reason", {"a": "1"}, now_ms=5)
-    assert read_uncleanable(tmp_path) == written
+    written = mark_uncleanable(DirectoryNotes(tmp_path), "a reason", {"a": "1"}, now_ms=5)
+    assert read_uncleanable(DirectoryNotes(tmp_path)) == written
     assert (written.reason, written.since_ms, written.retry_at_ms) == ("a reason", 5, 5 + MINUTE)
-    clear_uncleanable(tmp_path)
-    assert read_uncleanable(tmp_path) is None
+    clear_uncleanable(DirectoryNotes(tmp_path))
+    assert read_uncleanable(DirectoryNotes(tmp_path)) is None
 
 
 def test_the_pause_doubles_up_to_an_hour_and_begins_anew_after_success(tmp_path: Path) -> None:
-    pauses = [mark_uncleanable(tmp_path, f"{n}", {}, now_ms=n).retry_at_ms - n for n in range(10)]
+    pauses = [
+        mark_uncleanable(DirectoryNotes(tmp_path), f"{n}", {}, now_ms=n).retry_at_ms - n
+        for n in range(10)
+    ]
     assert pauses == [MINUTE * 2**n for n in range(6)] + [HOUR] * 4
-    mark = read_uncleanable(tmp_path)
+    mark = read_uncleanable(DirectoryNotes(tmp_path))
     assert mark is not None and (mark.reason, mark.failures, mark.since_ms) == ("9", 10, 0)
-    clear_uncleanable(tmp_path)
-    assert mark_uncleanable(tmp_path, "again", {}, now_ms=0).retry_at_ms == MINUTE
+    clear_uncleanable(DirectoryNotes(tmp_path))
+    assert mark_uncleanable(DirectoryNotes(tmp_path), "again", {}, now_ms=0).retry_at_ms == MINUTE
 
 
 def test_another_config_is_a_reason_to_try_again(tmp_path: Path) -> None:
-    mark = mark_uncleanable(tmp_path, "why", {"a": "1"}, now_ms=0)
+    mark = mark_uncleanable(DirectoryNotes(tmp_path), "why", {"a": "1"}, now_ms=0)
     assert not mark.is_due({"a": "1"}, MINUTE - 1)
     assert mark.is_due({"a": "1"}, MINUTE) and mark.is_due({"a": "2"}, 1) and mark.is_due({}, 1)
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[]", b"7", b'{"version": 1}', b'{"version": 1, "reason": 3}',
-    b'{"version": 1, "reason": "x", "retry_at_ms": "soon"}',
-    b'{"version": 1, "reason": "x", "config": 7}', b'{"version": 1, "reason": "x", "more": 1}',
-    b"\xff\xfe",
-])  # fmt: skip
-def test_a_mark_that_is_no_mark_keeps_the_cleaner_away_until_it_is_removed(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_a_mark_that_is_no_text_keeps_the_cleaner_away_until_it_is_removed(tmp_path: Path) -> None:
     engine = filled(tmp_path, "t")
     path = tmp_path / "t-0" / layout.UNCLEANABLE
-    path.write_bytes(content)
+    path.write_bytes(b"\xff\xfe")
     assert clean(engine, now_ms=10**12) == []
     assert "remove the file" in str(status(engine, 1)[0].reason)
     path.unlink()
@@ -76,16 +72,16 @@ def test_a_full_disk_takes_no_mark_so_the_process_remembers_it(
 
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_atomically", full)
-        mark = mark_uncleanable(tmp_path, "why", {}, now_ms=0)
-        mark = mark_uncleanable(tmp_path, "why", {}, now_ms=10)
+        mark = mark_uncleanable(DirectoryNotes(tmp_path), "why", {}, now_ms=0)
+        mark = mark_uncleanable(DirectoryNotes(tmp_path), "why", {}, now_ms=10)
     assert not (tmp_path / layout.UNCLEANABLE).exists()
-    assert read_uncleanable(tmp_path) == mark
+    assert read_uncleanable(DirectoryNotes(tmp_path)) == mark
     assert (mark.failures, mark.since_ms) == (2, 0)
-    again = mark_uncleanable(tmp_path, "still", {}, now_ms=20)
+    again = mark_uncleanable(DirectoryNotes(tmp_path), "still", {}, now_ms=20)
     assert json.loads((tmp_path / layout.UNCLEANABLE).read_bytes())["failures"] == 3
-    assert read_uncleanable(tmp_path) == again
+    assert read_uncleanable(DirectoryNotes(tmp_path)) == again
     (tmp_path / layout.UNCLEANABLE).unlink()
-    assert read_uncleanable(tmp_path) is None  # what is on the disk counts again
+    assert read_uncleanable(DirectoryNotes(tmp_path)) is None  # what is on the disk counts again
 
 
 @pytest.mark.parametrize("was_marked", [False, True])
@@ -98,11 +94,11 @@ def test_what_a_process_remembers_ends_with_the_success_of_another_one(
     engine = filled(tmp_path, "t")
     directory = engine.partition_directory("t", 0)
     if was_marked:
-        mark_uncleanable(directory, "before", {}, now_ms=0)
+        mark_uncleanable(DirectoryNotes(directory), "before", {}, now_ms=0)
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_atomically", full)
-        mark_uncleanable(directory, "why", {}, now_ms=1)
-    mark = read_uncleanable(directory)
+        mark_uncleanable(DirectoryNotes(directory), "why", {}, now_ms=1)
+    mark = read_uncleanable(DirectoryNotes(directory))
     assert mark is not None and mark.reason == "why"
     program = (
         "import kafkalog, sys; (stats,) = kafkalog.open(sys.argv[1]).clean(force=True); "
@@ -110,25 +106,3 @@ def test_what_a_process_remembers_ends_with_the_success_of_another_one(
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
     assert read_uncleanable(directory) is None
-
-
-def test_a_partition_without_a_directory_stops_no_other_one(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "bad", "good")
-    (tmp_path / "bad-0").rename(tmp_path / "away")
-    results = clean(engine, now_ms=1)
-    assert [(stats.topic, bool(stats.error)) for stats in results] == [
-        ("good", False),
-        ("bad", True),
-    ]
-    assert clean(engine, now_ms=2) == []
-    (tmp_path / "away").rename(tmp_path / "bad-0")
-    assert [stats.error for stats in clean(engine, now_ms=1 + MINUTE)] == [None]
-
-
-def test_a_forced_cleaning_that_works_removes_the_mark(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    repair = corrupt(engine, "t")
-    assert clean(engine, now_ms=0)[0].error
-    repair()
-    assert clean(engine, "t", force=True, now_ms=1)[0].error is None
-    assert read_uncleanable(tmp_path / "t-0") is None

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.rewrite.clean import clean_round
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import locks
-from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
+from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
 from tests.builders.log_builder import LogBuilder
-from tests.unit.cleaner.naive import Batch, dump, offsets
+from tests.unit.cleaner.naive import Batch, dump
+from tests.unit.rules.acts import BatchByBatch, Entry
 
 DAY = 86_400_000
-Entry = tuple[int, int, int]
-"""Producer, first offset, offset of the marker."""
 
 
 def kafkas(slots: int = 5_000) -> CleanerConfig:
@@ -31,18 +31,12 @@ def kafkas(slots: int = 5_000) -> CleanerConfig:
     return CleanerConfig(dedupe_buffer_size=24 * slots, merge_batches=False, spill=False)
 
 
-@dataclass
-class Log:
-    """A log of one partition; every append is one batch at its end."""
+class Log(BatchByBatch):
+    """A log of one partition in a directory; every append is one batch at its end."""
 
-    engine: DirectoryLog
-    end: int = 0
-    sequences: dict[int, int] = field(default_factory=dict)
-    running: dict[int, int] = field(default_factory=dict)
-    """Producer -> where its transaction begins."""
-    aborted: list[Entry] = field(default_factory=list)
-    lasts: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Producer -> (last offset of its data or -1, time of what it wrote last)."""
+    def __init__(self, engine: DirectoryLog, end: int = 0) -> None:
+        super().__init__(end)
+        self.engine = engine
 
     @classmethod
     def create(cls, root: Path, **config: str) -> Log:
@@ -56,73 +50,8 @@ class Log:
     def first_dirty_offset(self) -> int:
         return self.engine.describe("t").partitions[0].first_dirty_offset
 
-    # --- writing ---
-
-    def data(
-        self,
-        *keys: int | None,
-        producer: int = -1,
-        transactional: bool = False,
-        tombstones: bool = False,
-        time: int = 0,
-    ) -> None:
-        """Append a batch with a record of every key; its value tells its offset."""
-        records = tuple(
-            Record(
-                self.end + i,
-                time,
-                None if key is None else b"%d" % key,
-                None if tombstones else b"%d" % (self.end + i),
-            )
-            for i, key in enumerate(keys)
-        )
-        sequence = -1
-        if producer >= 0:
-            sequence = self.sequences.get(producer, 0)
-            self.sequences[producer] = sequence + len(keys)
-            self.lasts[producer] = self.end + len(keys) - 1, time
-        if transactional:
-            self.running.setdefault(producer, self.end)
-        self._append(
-            Batch(
-                self.end,
-                self.end + len(keys) - 1,
-                records,
-                producer=producer,
-                sequence=sequence,
-                attributes=TRANSACTIONAL if transactional else 0,
-            )
-        )
-
-    def transact(self, producer: int, *keys: int, time: int = 0) -> None:
-        """Append a batch to the transaction of a producer."""
-        self.data(*keys, producer=producer, transactional=True, time=time)
-
-    def mark(self, producer: int, kind: int, *, time: int = 0) -> None:
-        """Append a marker."""
-        first = self.running.pop(producer, None)
-        if first is not None and kind == ABORT:
-            self.aborted.append((producer, first, self.end))
-        self.lasts[producer] = self.lasts.get(producer, (-1, 0))[0], time
-        self._append(
-            Batch(
-                self.end,
-                self.end,
-                (Record(self.end, time, *end_marker(kind)),),
-                producer=producer,
-                attributes=TRANSACTIONAL | CONTROL,
-            )
-        )
-
-    def commit(self, producer: int, *, time: int = 0) -> None:
-        self.mark(producer, COMMIT, time=time)
-
-    def abort(self, producer: int, *, time: int = 0) -> None:
-        self.mark(producer, ABORT, time=time)
-
-    def _append(self, batch: Batch) -> None:
+    def _add(self, batch: Batch) -> None:
         self.engine.append_raw("t", 0, batch.data, now_ms=0)
-        self.end = batch.last + 1
 
     def roll(self) -> None:
         LogBuilder(self.engine, now_ms=0).roll()
@@ -143,7 +72,7 @@ class Log:
             with self.engine.transaction() as transaction:
                 transaction.change_partition("t", 0, first_dirty_offset=from_offset)
                 transaction.publish(0)
-        write_delete_horizon(self.directory, self.first_dirty_offset, now_ms)
+        write_delete_horizon(DirectoryNotes(self.directory), self.first_dirty_offset, now_ms)
         with locks.RootLock(self.engine.root).shared():
             clean_round(
                 self.engine, "t", 0, now_ms=now_ms,
@@ -160,20 +89,6 @@ class Log:
 
     def batches(self) -> list[Batch]:
         return dump(self.engine)
-
-    def offsets(self) -> list[int]:
-        return offsets(self.batches())
-
-    def last_offsets(self) -> list[int]:
-        return [batch.last for batch in self.batches()]
-
-    def keys(self) -> list[int]:
-        return [
-            int(record.key or b"-1")
-            for batch in self.batches()
-            if not batch.attributes & CONTROL
-            for record in batch.records
-        ]
 
     def indexed(self) -> list[Entry]:
         """The entries of all transaction indexes, without their last stable offsets."""

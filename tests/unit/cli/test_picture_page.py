@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
@@ -320,7 +321,10 @@ def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
     opened: Open, log: KafkaLog
 ) -> None:
     mark_uncleanable(
-        directory_log_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+        DirectoryNotes(directory_log_of(log).partition_directory("stock", 1)),
+        "a bad byte",
+        {},
+        now_ms=NOW_MS,
     )
     page = opened()
     assert page.locator("#totals").inner_text().startswith("4 partitions, ")
@@ -336,7 +340,10 @@ def test_a_fault_that_keeps_cleaners_away_and_another_policy_have_colours_of_the
     opened: Open, log: KafkaLog
 ) -> None:
     mark_uncleanable(
-        directory_log_of(log).partition_directory("stock", 1), "a bad byte", {}, now_ms=NOW_MS
+        DirectoryNotes(directory_log_of(log).partition_directory("stock", 1)),
+        "a bad byte",
+        {},
+        now_ms=NOW_MS,
     )
     page = opened()
     for partition, kinds in (

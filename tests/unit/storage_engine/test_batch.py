@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kafkalog.storage_engine.format import batch as b
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp
 from tests.builders import batch_builder
 from tests.builders.batch_builder import Record, batch_data
 from tests.unit.storage_engine import naive
@@ -53,7 +54,7 @@ def test_a_header_knows_its_range_and_its_bits() -> None:
 
 def test_a_stamp_changes_offset_and_epoch_and_no_checksum() -> None:
     target = bytearray(b"..." + BATCH)
-    layout.STAMP.pack_into(target, 3, 1 << 40, len(BATCH) - layout.LOG_OVERHEAD, 8)
+    stamp(target, 3, 1 << 40, 8)
     assert bytes(target[3:]) == batch_data(
         [Record(r.offset - 40 + (1 << 40), r.timestamp, r.key, r.value) for r in RECORDS],
         base_offset=1 << 40,

@@ -11,7 +11,6 @@ def test_with_the_boundary_no_interleaving_loses_or_invents_a_commit() -> None:
     assert Model(Check.BOUNDARY, tries=(1, 2), commits=3).explore() > 5_000
 
 
-@pytest.mark.alternating
 @pytest.mark.slow
 def test_with_the_boundary_three_committers_lose_nothing_either() -> None:
     model = Model(Check.BOUNDARY, tries=(1, 1, 3), commits=3, has_reader=False)

@@ -22,6 +22,7 @@ import pytest
 from kafkalog.schema import HEADERS, changelog_schema
 from kafkalog.storage_engine.format import batch as batch_module
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.records import records
 
 pytestmark = pytest.mark.usefixtures("compared_kernels")
@@ -111,8 +112,7 @@ def test_batches_of_aiokafka_decode_equal(name: str, codec: int) -> None:
         for i, item in enumerate(given[start : start + 20]):
             assert builder.append(i, item.timestamp, item.key, item.value, item.headers)
         batch = bytearray(builder.build())
-        layout.STAMP_OFFSET.pack_into(batch, 0, start)
-        layout.STAMP_EPOCH.pack_into(batch, layout.EPOCH_POSITION, 0)
+        stamp(batch, 0, start, 0)
         data += batch
     assert codecs_of(data) == {codec}
     assert decoded(data) == given

@@ -19,7 +19,8 @@ from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partitio
 from kafkalog.storage_engine.broker.recovery import repair_partition
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
-from kafkalog.storage_engine.segment.segments import list_segments, sweep_deleted
+from kafkalog.storage_engine.segment.segments import list_segments
+from kafkalog.storage_engine.segment.swaps import sweep_deleted
 from kafkalog.storage_engine.transactions.producer_snapshot import (
     read_snapshot,
     snapshot_offsets,

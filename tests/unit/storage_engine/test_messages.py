@@ -28,7 +28,8 @@ from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
 from kafkalog.storage_engine.records import records
 from kafkalog.storage_engine.segment import open_segment
 from kafkalog.storage_engine.segment.byte_source import FileBytes
-from kafkalog.storage_engine.segment.segments import SegmentFiles, headers, next_offset
+from kafkalog.storage_engine.segment.locate import headers
+from kafkalog.storage_engine.segment.segments import SegmentFiles, next_offset
 from tests.builders.batch_builder import GZIP, LZ4, NONE, SNAPPY, Record, batch, compressed
 from tests.builders.message_builder import entry, message, wrapper
 from tests.unit.storage_engine.times import offset_since

@@ -27,7 +27,7 @@ from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading import directory_snapshot
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment import listing, open_segment
-from kafkalog.storage_engine.segment.segments import retire
+from kafkalog.storage_engine.segment.swaps import retire
 from tests.builders.batch_builder import (
     GZIP,
     BatchBuilder,

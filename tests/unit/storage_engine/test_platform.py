@@ -19,7 +19,7 @@ import pytest
 
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from kafkalog.storage_engine.directory.transaction import DeletionUnfinishedError
+from kafkalog.storage_engine.directory.new_directories import DeletionUnfinishedError
 from kafkalog.storage_engine.fs import c_library, file_system, files, locks
 from kafkalog.storage_engine.metadata.new_topic import NewTopic
 from tests.unit.storage_engine.test_files import answer, broker, stop

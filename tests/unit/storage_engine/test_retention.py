@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, UnknownTopicError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.directory.retention import count_expired
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.segments import list_segments
@@ -50,57 +49,6 @@ def segment_size(engine: DirectoryLog) -> int:
 # --- by time -------------------------------------------------------------------------------------
 
 
-def test_segments_go_when_their_latest_record_is_older_than_retention_ms(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
-    assert engine.apply_retention(now_ms=at(3)) == []  # exactly as old: kept
-    (stats,) = engine.apply_retention(now_ms=at(4.5))
-    assert (stats.log_start_offset, stats.segments, stats.error) == (2, 2, None)
-    assert stats.bytes_removed == 2 * segment_size_of(engine, 2)
-    assert engine.offsets("t") == {0: (2, 6)}
-    assert offsets(engine) == [2, 3, 4, 5]
-    assert (segment_bases(engine), segment_bases(engine, layout.DELETED)) == ([2, 3, 4, 5], [0, 1])
-
-
-def segment_size_of(engine: DirectoryLog, base: int) -> int:
-    return (engine.root / "t-0" / layout.segment_file(base, layout.LOG)).stat().st_size
-
-
-def test_where_all_segments_go_the_active_one_is_rolled_first(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms=str(HOUR))
-    (stats,) = engine.apply_retention(now_ms=at(100))
-    assert (stats.log_start_offset, stats.segments) == (6, 6)
-    assert segment_bases(engine) == [6]
-    assert engine.offsets("t") == {0: (6, 6)}
-    assert engine.apply_retention(now_ms=at(200)) == []  # an empty active segment stays
-    append(engine, 201)
-    assert offsets(engine) == [6]
-    assert next(iter(DirectoryLog(tmp_path).read("t", 0)))["value"][0].as_py() == b"201".zfill(30)
-
-
-def test_the_walk_stops_at_the_first_segment_that_stays(tmp_path: Path) -> None:
-    engine = filled(tmp_path, hours=1, retention_ms=str(2 * HOUR))
-    append(engine, 9)
-    append(engine, 1)
-    append(engine, 9)
-    engine.apply_retention(now_ms=at(9))
-    assert segment_bases(engine) == [1, 2, 3]
-
-
-def test_retention_ms_of_minus_one_keeps_everything(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms="-1")
-    assert engine.apply_retention(now_ms=at(10**6)) == []
-
-
-def test_the_active_segment_counts_with_its_latest_record_though_no_index_has_it(
-    tmp_path: Path,
-) -> None:
-    engine = filled(tmp_path, hours=0, retention_ms=str(HOUR), segment_bytes="100000")
-    append(engine, 0)
-    append(engine, 5)
-    assert engine.apply_retention(now_ms=at(5.5)) == []
-    assert engine.apply_retention(now_ms=at(6.5))[0].log_start_offset == 2
-
-
 @pytest.mark.parametrize("entry", [b"", (5).to_bytes(8, "big") + bytes(4), b"\x00" * 7 + b"\x01"])
 def test_a_time_index_that_is_wrong_deletes_nothing_that_is_young(
     tmp_path: Path, entry: bytes
@@ -112,40 +60,7 @@ def test_a_time_index_that_is_wrong_deletes_nothing_that_is_young(
     assert segment_bases(engine) == [2, 3, 4, 5]
 
 
-def test_records_without_a_time_are_as_old_as_their_file(tmp_path: Path) -> None:
-    from tests.unit.cleaner.naive import batch, foreign_log
-
-    def timeless(base: int) -> object:
-        item = batch(base, [("a", "1")])
-        records = tuple(type(r)(r.offset, -1, r.key, r.value) for r in item.records)
-        return type(item)(item.base, item.last, records)
-
-    engine = foreign_log(
-        tmp_path,
-        {0: [timeless(0)], 1: [timeless(1)], 2: []},
-        config={"cleanup.policy": "delete", "retention.ms": "1000"},
-    )
-    for base, when in ((0, 5_000), (1, 7_000)):
-        path = tmp_path / "t-0" / layout.segment_file(base, layout.LOG)
-        files.set_times(path, when * 1_000_000)
-    assert engine.apply_retention(now_ms=6_000) == []
-    assert engine.apply_retention(now_ms=6_001)[0].log_start_offset == 1
-
-
 # --- by size -------------------------------------------------------------------------------------
-
-
-def test_the_oldest_segments_go_while_retention_bytes_stay(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms="-1")
-    size = segment_size(engine)
-    engine.alter_topic("t", {"retention.bytes": str(3 * size + 1)})
-    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 2
-    assert engine.apply_retention(now_ms=at(6)) == []
-    engine.alter_topic("t", {"retention.bytes": str(3 * size)})
-    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 3
-    engine.alter_topic("t", {"retention.bytes": "0"})
-    assert engine.apply_retention(now_ms=at(6))[0].log_start_offset == 6
-    assert segment_bases(engine) == [6]
 
 
 def test_bytes_that_were_never_committed_do_not_count(tmp_path: Path) -> None:
@@ -158,25 +73,7 @@ def test_bytes_that_were_never_committed_do_not_count(tmp_path: Path) -> None:
     assert offsets(engine) == [0, 1, 2, 3, 4, 5]
 
 
-def test_size_comes_before_time(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms=str(2 * HOUR))
-    engine.alter_topic("t", {"retention.bytes": str(5 * segment_size(engine))})
-    assert engine.apply_retention(now_ms=at(4.5))[0].log_start_offset == 3
-
-
 # --- by log start, by policy, by high watermark --------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", ["compact", ""])
-def test_without_the_policy_delete_only_what_lies_below_the_log_start_goes(
-    tmp_path: Path, policy: str
-) -> None:
-    engine = filled(tmp_path, retention_ms="1", retention_bytes="1")
-    engine.delete_records("t", 0, 3, now_ms=at(6))
-    engine.alter_topic("t", {"cleanup.policy": policy})
-    (stats,) = engine.apply_retention(now_ms=at(10**6))
-    assert (stats.log_start_offset, stats.segments) == (3, 3)
-    assert offsets(engine) == [3, 4, 5]
 
 
 def test_a_segment_that_ends_above_the_high_watermark_never_goes(tmp_path: Path) -> None:
@@ -192,15 +89,6 @@ def test_a_segment_that_ends_above_the_high_watermark_never_goes(tmp_path: Path)
         return count_expired(segments, held, config, at(10**6))
 
     assert [count(n) for n in range(7)] == [0, 1, 2, 3, 4, 6, 6]
-
-
-def test_only_the_named_topic_is_looked_at(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms="1")
-    engine.create_topic("u", 2, {"cleanup.policy": "delete", "retention.ms": "1"})
-    assert engine.apply_retention("u", now_ms=at(10**6)) == []
-    assert segment_bases(engine) == [0, 1, 2, 3, 4, 5]
-    with pytest.raises(UnknownTopicError):
-        engine.apply_retention("v")
 
 
 def test_a_fault_of_one_partition_is_not_one_of_the_others(tmp_path: Path) -> None:
@@ -228,31 +116,6 @@ def test_a_disk_too_full_to_roll_takes_the_other_segments_and_says_so(
         assert "the active segment stays: 5.log: the disk refused (No space left" in caplog.text
     (stats,) = engine.apply_retention(now_ms=at(100))
     assert (stats.log_start_offset, stats.error) == (6, None)
-
-
-def test_a_log_opened_read_only_is_not_retained(tmp_path: Path) -> None:
-    filled(tmp_path, retention_ms="1")
-    with pytest.raises(InvalidInputError, match="opened read-only"):
-        DirectoryLog(tmp_path, read_only=True).apply_retention(now_ms=at(10**6))
-
-
-# --- readers -------------------------------------------------------------------------------------
-
-
-def test_reading_below_the_log_start_names_the_valid_range(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms=str(3 * HOUR))
-    engine.apply_retention(now_ms=at(4.5))
-    with pytest.raises(OffsetOutOfRangeError, match=r"offset 1 is out of range.*\[2, 6\]"):
-        list(engine.read("t", 0, 1))
-
-
-def test_a_reader_that_is_open_reads_on(tmp_path: Path) -> None:
-    engine = filled(tmp_path, retention_ms=str(HOUR), file_delete_delay_ms="0")
-    reader = engine.read("t", 0)
-    first = next(reader)
-    engine.apply_retention(now_ms=at(100))
-    rest = [offset for batch in reader for offset in batch["offset"].to_pylist()]
-    assert first["offset"].to_pylist() + rest == [0, 1, 2, 3, 4, 5]
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -299,54 +162,6 @@ def test_a_raised_log_start_is_synced_also_where_commits_are_not(tmp_path: Path)
     assert engine.state().unsynced
     engine.apply_retention(now_ms=at(10**6))
     assert not engine.state().unsynced
-
-
-# --- delete_records ------------------------------------------------------------------------------
-
-
-def test_deleted_records_are_gone_at_once_and_their_segments_later(tmp_path: Path) -> None:
-    engine = filled(tmp_path, hours=3, segment_bytes="100000")
-    append(engine, 3)
-    assert engine.delete_records("t", 0, 2, now_ms=at(4)) == 2
-    assert offsets(DirectoryLog(tmp_path)) == [2, 3]
-    assert engine.apply_retention(now_ms=at(4)) == []  # the segment holds younger records too
-    state = engine.describe("t").partitions[0]
-    assert (state.log_start_offset, state.first_dirty_offset) == (2, 2)
-    with pytest.raises(OffsetOutOfRangeError, match=r"\[2, 4\]"):
-        list(engine.read("t", 0, 1))
-
-
-def test_minus_one_deletes_up_to_the_high_watermark(tmp_path: Path) -> None:
-    engine = filled(tmp_path, hours=4)
-    assert engine.delete_records("t", 0, -1, now_ms=at(4)) == 4
-    assert offsets(engine) == []
-    assert engine.apply_retention(now_ms=at(4))[0].segments == 3  # the active one stays
-    append(engine, 5)
-    assert offsets(engine) == [4]
-
-
-def test_the_log_start_is_never_lowered(tmp_path: Path) -> None:
-    engine = filled(tmp_path)
-    assert engine.delete_records("t", 0, 4, now_ms=at(6)) == 4
-    number = engine.state().number
-    assert engine.delete_records("t", 0, 2, now_ms=at(6)) == 4
-    assert engine.state().number == number
-
-
-@pytest.mark.parametrize("before", [-2, 7])
-def test_records_out_of_range_cannot_be_deleted(tmp_path: Path, before: int) -> None:
-    engine = filled(tmp_path)
-    with pytest.raises(OffsetOutOfRangeError, match=rf"offset {before} .*\[0, 6\]"):
-        engine.delete_records("t", 0, before)
-    with pytest.raises(InvalidInputError, match="there is no 1"):
-        engine.delete_records("t", 1, 0)
-
-
-@pytest.mark.parametrize("policy", ["compact", ""])
-def test_records_are_deleted_only_where_the_policy_has_delete(tmp_path: Path, policy: str) -> None:
-    engine = filled(tmp_path, cleanup_policy=policy)
-    with pytest.raises(InvalidInputError, match=r"cleanup\.policy has delete"):
-        engine.delete_records("t", 0, 1)
 
 
 # --- dying and failing at every step -------------------------------------------------------------

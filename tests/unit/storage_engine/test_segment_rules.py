@@ -15,12 +15,8 @@ from kafkalog.storage_engine.format.batch import iterate_headers
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
-from kafkalog.storage_engine.segment.segments import (
-    list_segments,
-    next_offset,
-    retire,
-    sweep_deleted,
-)
+from kafkalog.storage_engine.segment.segments import list_segments, next_offset
+from kafkalog.storage_engine.segment.swaps import retire, sweep_deleted
 from tests.builders.batch_builder import BuiltBatch, at_times, batch
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import index_entries, offsets, segment_bases, time_index_entries

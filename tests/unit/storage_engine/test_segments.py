@@ -15,17 +15,9 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex
-from kafkalog.storage_engine.segment.segments import (
-    finish_swaps,
-    glance_at_segments,
-    header_at,
-    headers,
-    list_segments,
-    locate,
-    next_offset,
-    retire,
-    sweep_deleted,
-)
+from kafkalog.storage_engine.segment.locate import header_at, headers, locate
+from kafkalog.storage_engine.segment.segments import glance_at_segments, list_segments, next_offset
+from kafkalog.storage_engine.segment.swaps import finish_swaps, retire, sweep_deleted
 from tests.builders.batch_builder import BuiltBatch, Record, batch, empty
 from tests.builders.message_builder import messages, wrapper
 from tests.builders.segment_files import name, write_segment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.errors import StorageError
-from kafkalog.storage_engine.directory.partition import stamp_staged_file
+from kafkalog.storage_engine.directory.staged_segment import stamp_staged_segment
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import iterate_headers
 from tests.builders.batch_builder import BuiltBatch, at_times
@@ -23,7 +23,7 @@ def wide(batch: BuiltBatch, offsets: int) -> bytes:
 
 
 def stamped(path: Path, base_offset: int) -> list[tuple[int, int, int]]:
-    end = stamp_staged_file(path.parent, path, base_offset, 9)
+    end = stamp_staged_segment(path.parent, path, base_offset, 9)
     data = path.read_bytes()
     found = [header for _, header in iterate_headers(data)]
     assert found[-1].next_offset == end
@@ -45,7 +45,7 @@ def test_a_segment_has_as_many_offsets_as_its_indexes_can_count(tmp_path: Path) 
     with pytest.raises(
         StorageError, match=r"at most 2\^31 rows in a staged segment, found more by"
     ):
-        stamp_staged_file(tmp_path, path, 5, 9)
+        stamp_staged_segment(tmp_path, path, 5, 9)
 
 
 def test_offsets_end_where_64_bits_do(tmp_path: Path) -> None:
@@ -54,4 +54,4 @@ def test_offsets_end_where_64_bits_do(tmp_path: Path) -> None:
     assert stamped(path, layout.INT64_MAX - 2)[-1][1] == layout.INT64_MAX - 1
     path.write_bytes(at_times(0, (1, 2)).data)
     with pytest.raises(StorageError, match=f"a log end of at most {layout.INT64_MAX}, found"):
-        stamp_staged_file(tmp_path, path, layout.INT64_MAX - 1, 9)
+        stamp_staged_segment(tmp_path, path, layout.INT64_MAX - 1, 9)

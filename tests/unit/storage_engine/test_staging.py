@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.directory import commit, staged_contents, staged_directory
+from kafkalog.storage_engine.directory.appender import Appender
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from kafkalog.storage_engine.directory.partition import Appender
 from kafkalog.storage_engine.directory.staged_contents import StagedContents
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer

@@ -18,7 +18,7 @@ from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format.batch import parse_header
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot, open_snapshot
-from kafkalog.storage_engine.segment.segments import retire, sweep_deleted
+from kafkalog.storage_engine.segment.swaps import retire, sweep_deleted
 from kafkalog.storage_engine.transactions.control_record import read_control_record
 from kafkalog.storage_engine.transactions.producers import Producers
 from kafkalog.storage_engine.transactions.transaction_index import (

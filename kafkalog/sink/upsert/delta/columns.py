@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
-__all__ = ["DeltaRows", "delta_type"]
 
 _PLAIN = {
     *("binary", "string", "boolean", "byte", "short", "integer", "long", "float", "double"),

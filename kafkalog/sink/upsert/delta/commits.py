@@ -22,7 +22,6 @@ from kafkalog.sink.upsert.position import Position
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["UpsertCommit", "last_commit"]
 
 _FORMAT = "kafkalog/1"
 _ROWS_FIRST, _ROWS_FACTOR = 10, 10

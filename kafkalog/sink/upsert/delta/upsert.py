@@ -36,7 +36,6 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["DeltaUpsert"]
 
 _log = logging.getLogger("kafkalog.sink")
 _ATTEMPTS = 12

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ArrowConnection"]
-
 
 class ArrowConnection:
     """A connection in autocommit; `conninfo` is complete, see `complete_conninfo`.

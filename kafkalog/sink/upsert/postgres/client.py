@@ -15,17 +15,6 @@ if TYPE_CHECKING:
     Connection = psycopg.Connection[tuple[Any, ...]]
     Statement = str | SQL | Composed
 
-__all__ = [
-    "address",
-    "complete_conninfo",
-    "connect",
-    "connect_for_arrow",
-    "is_about_rows",
-    "is_row_fault",
-    "one",
-    "run",
-    "sql_name",
-]
 
 _DEFAULTS = {
     "application_name": "kafkalog",

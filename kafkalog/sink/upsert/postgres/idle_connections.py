@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["IdleConnections"]
-
 
 class _Connection(Protocol):
     def execute(self, statement: Any, /) -> object: ...

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Merge", "SkippedRowsError", "Staged", "UndeletableRowError", "UnkeptRowsError"]
 
 _NUMBER = "kl_number"
 _NUMBERED = "kafkalog_numbered"

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 from kafkalog.sink.upsert.bad_records import Refusal
 
-__all__ = ["Misfit"]
-
 
 class Misfit(NamedTuple):
     """The record of a refused row; its place is null if a `select` function drops it."""

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["cell", "repeated"]
-
 
 def repeated(number: int, count: int) -> pa.Array:
     """Return an int64 array of one number."""

@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = [
-    "PackingTask",
-    "StagedRows",
-    "StagingTask",
-    "remove_orphans",
-    "stage",
-    "staging_of_a_batch",
-]
 
 _log = logging.getLogger("kafkalog.sink")
 _PREFIX = "kafkalog_staging"

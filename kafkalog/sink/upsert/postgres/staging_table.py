@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
     from kafkalog.sink.upsert.postgres.table import Column
 
-__all__ = ["ATTEMPT", "RefusedRowsError", "StagingTable", "pieces"]
 
 ATTEMPT = "kl_attempt"
 """The staged column with the task attempt that wrote a row."""

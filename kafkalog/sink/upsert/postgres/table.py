@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["Column", "MissingColumnsError", "PostgresTable", "check_names"]
 
 _log = logging.getLogger("kafkalog.sink")
 _POSITIONS = "kafkalog_positions"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["changes_values", "column_type", "for_postgres", "staged_type"]
 
 _SIMPLE_TYPES = {
     "binary": "bytea",

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["NumberedValues", "UniqueIndex"]
 
 _INDEXES = """
 SELECT i.indexrelid,

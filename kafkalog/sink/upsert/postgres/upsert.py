@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-__all__ = ["PostgresUpsert"]
 
 _SMALL = 20_000
 """A micro-batch of at most this many records passes through the driver."""

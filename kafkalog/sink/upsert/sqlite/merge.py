@@ -24,8 +24,6 @@ from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 from kafkalog.sink.upsert.sqlite.unique_indexes import StagedValues
 from kafkalog.sink.upsert.unique_moves import Arrangement, Claim, Rival, arrange
 
-__all__ = ["SQLiteMerge"]
-
 
 class _Step(NamedTuple):
     """A statement for some rows; its two parameters are the first and the last number."""

@@ -33,7 +33,6 @@ from kafkalog.storage_engine.fs.locks import FileLock
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NUMBER", "ORIGIN", "ROWS", "TIME", "StagingFile", "check_client", "misfit"]
 
 _PAUSE_S = 0.05
 ROWS = "kafkalog_rows"

@@ -9,8 +9,6 @@ from typing import Any
 
 from kafkalog.errors import InvalidInputError
 
-__all__ = ["SQLiteTable", "quoted"]
-
 _ACCEPTING = {
     "BLOB": {""},
     "INTEGER": {"", "INTEGER", "NUMERIC"},

@@ -12,8 +12,6 @@ from kafkalog.sink.upsert.sqlite.staging_file import NUMBER
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 from kafkalog.sink.upsert.unique_moves import Claim, Rival
 
-__all__ = ["StagedValues", "UniqueIndex", "check_conflict_clauses", "unique_indexes"]
-
 _EXPRESSION = -2
 """The number that `PRAGMA index_xinfo` gives for a column that is an expression."""
 _TOKEN = re.compile(

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import DataType
 
-__all__ = ["SQLiteUpsert"]
 
 _POSITIONS = """
 CREATE TABLE IF NOT EXISTS kafkalog_positions (

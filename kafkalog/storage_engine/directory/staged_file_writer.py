@@ -1,10 +1,9 @@
-"""One staged file: runs of finished batches, or one run that becomes a segment with indexes."""
+"""Write one staged file: runs of finished batches, or one run that becomes a segment."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from crc32c import crc32c
@@ -12,59 +11,16 @@ from crc32c import crc32c
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.segment.index_builder import IndexBuilder
+from kafkalog.storage_engine.writing.pending_run import RunPart
+from kafkalog.storage_engine.writing.staged_message import StagedFile
 
 _JOINED_SIZE = 4 << 20
 """Up to this size, joining parts is cheaper than writing each."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedFile:
-    """A file for the commit to verify: its name below the root, its size, its CRC-32C."""
-
-    name: str
-    size: int
-    crc: int
-
-
-@dataclass(slots=True)
-class RunPart:
-    """Consecutive finished batches of one log partition, in memory.
-
-    positions, counts: byte position in `data` and number of records of each batch
-    """
-
-    data: memoryview
-    positions: list[int]
-    counts: list[int]
-
-
-class PendingRun:
-    """Unwritten finished batches of one log partition; base offsets count from 0."""
-
-    def __init__(self) -> None:
-        self.is_segment = False
-        """Whether it goes into a file that becomes a segment."""
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop the batches after they were written."""
-        self.parts: list[RunPart] = []
-        self.size = self.rows = 0
-
-    def add(self, part: RunPart, rows: int) -> None:
-        """Add batches whose base offsets count from 0, and renumber them after the others."""
-        if self.rows:
-            next_offset = self.rows
-            for position, count in zip(part.positions, part.counts, strict=True):
-                layout.STAMP_OFFSET.pack_into(part.data, position, next_offset)
-                next_offset += count
-        self.parts.append(part)
-        self.size += len(part.data)
-        self.rows += rows
 
 
 class StagedFileWriter:
@@ -114,7 +70,7 @@ class StagedFileWriter:
             batch_size = ends[last] - position
             if size and size + batch_size > self._config.segment_bytes:
                 break
-            layout.STAMP_OFFSET.pack_into(part.data, position, self._offset)
+            stamp(part.data, position, self._offset)
             self._offset += part.counts[last]
             header = parse_header(part.data, position)
             self._index.add(size, self._offset - 1, header.max_timestamp)

@@ -1,7 +1,4 @@
-"""Plan what a log in an object store needs next: pure functions, with their reasons and figures.
-
-Three plans are made: whether to regroup the fresh objects, which segment objects to merge, and what
-to clean. The last one is `plan_cleaning`, as in a directory.
+"""Plan whether to regroup the fresh objects of a store, and which segment objects to merge.
 
 Regrouping weighs reads against writes. Each read of a fresh object costs a GET per task, until the
 object is regrouped. A regroup writes a segment object, with one beside it, for each partition that
@@ -13,31 +10,31 @@ they do not count: a GET for each object, and a segment object for each 64 MiB.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.dedup.delete_horizon import delete_horizon_of
-from kafkalog.cleaner.dedup.log_to_clean import CleaningPlan, plan_cleaning
-from kafkalog.cleaner.state.first_dirty_offset import valid_first_dirty_offset
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.prices import S3_STANDARD, Prices
+from kafkalog.storage_engine.object_store.client import GET, HEAD, LIST, PUT
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
-from kafkalog.storage_engine.object_store.store_state import UNKNOWN
-from kafkalog.storage_engine.object_store.stored_segments import (
-    StoredSegment,
-    active_segment,
-    stored_segments,
-)
+from kafkalog.storage_engine.object_store.stored_segments import stored_segments
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
+    from kafkalog.storage_engine.object_store.store_state import StoreState
 
+PUT_PRICE: Final = 5e-6
+"""Of a PUT or a LIST, in dollars: Amazon S3 Standard, us-east-1. Deletes are free."""
+GET_PRICE: Final = 4e-7
+"""Of a GET or a HEAD."""
+_READS_PER_HOUR: Final = 60.0
+"""How often the whole log is read: a guess, as a read leaves no trace in a store."""
+TASKS: Final = 4
+"""By how many tasks; a stream reads fresh objects anyway."""
+READ_PRICE: Final = _READS_PER_HOUR * TASKS * GET_PRICE / 3_600_000
+"""What the reads of one fresh object cost in a millisecond."""
 PUTS_PER_OUTPUT: Final = 2
 """A segment object, and the one beside it."""
 YOUNGEST_MS: Final = 60_000
@@ -96,48 +93,34 @@ class Fresh:
     """The usual time from one to the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reads:
-    """How often the whole log is read, and by how many tasks; a stream reads fresh objects anyway.
-
-    A read leaves no trace in a store, so it is an estimate.
-    """
-
-    per_hour: float = 60.0
-    tasks: int = 4
+def price_of(counts: Mapping[str, int]) -> float:
+    """Return what requests cost in dollars, counted by kind."""
+    prices = {PUT: PUT_PRICE, LIST: PUT_PRICE, GET: GET_PRICE, HEAD: GET_PRICE}
+    return sum(prices.get(kind, 0.0) * count for kind, count in counts.items())
 
 
-def plan_regroup(
-    fresh: Fresh,
-    *,
-    now_ms: int,
-    reads: Reads | None = None,
-    prices: Prices = S3_STANDARD,
-    is_awaited: bool = False,
-) -> Decision:
+def plan_regroup(fresh: Fresh, *, now_ms: int, is_awaited: bool = False) -> Decision:
     """Plan whether to regroup all fresh objects now.
 
     `is_awaited` says that a partition is due to be cleaned and has fresh records.
     """
     if not fresh.count:
         return Decision(REST, "none", "There are no fresh objects.")
-    expected = reads or Reads()
     age_ms = max(0, now_ms - fresh.oldest_ms)
-    per_ms = expected.per_hour * expected.tasks * prices.get / 3_600_000
     # Half the time to the next object, as no one knows when in it this plan is made. A partition
     # that one object alone touches counts half: later objects may never share its PUTs.
-    read_cost = (fresh.waited_ms + fresh.count * fresh.gap_ms / 2) * per_ms
+    read_cost = (fresh.waited_ms + fresh.count * fresh.gap_ms / 2) * READ_PRICE
     is_shared = fresh.count > 1
     outputs = fresh.partitions - fresh.alone / 2 if is_shared else fresh.partitions
-    write_cost = (PUTS_PER_OUTPUT * outputs + 1) * prices.put + prices.get
+    write_cost = (PUTS_PER_OUTPUT * outputs + 1) * PUT_PRICE + GET_PRICE
     figures = {
         "freshObjects": fresh.count,
         "freshBytes": fresh.size,
         "partitions": fresh.partitions,
         "oldestAgeMs": age_ms,
         "gapMs": fresh.gap_ms,
-        "readsPerHour": expected.per_hour,
-        "tasks": expected.tasks,
+        "readsPerHour": _READS_PER_HOUR,
+        "tasks": TASKS,
         "readCost": read_cost,
         "writeCost": write_cost,
     }
@@ -156,10 +139,8 @@ def plan_regroup(
     if read_cost >= write_cost:
         text = f"The fresh objects have waited long enough: {costs}."
         return Decision(REGROUP, "reads", text, figures)
-    until_ms = fresh.oldest_ms + OLDEST_MS
-    if per_ms:
-        missing_ms = (write_cost - read_cost) / per_ms / fresh.count
-        until_ms = min(until_ms, now_ms + int(missing_ms) + 1)
+    missing_ms = (write_cost - read_cost) / READ_PRICE / fresh.count
+    until_ms = min(fresh.oldest_ms + OLDEST_MS, now_ms + int(missing_ms) + 1)
     return Decision(
         REST, "cheap", f"Fresh objects are cheaper to read: {costs}.", figures, until_ms
     )
@@ -221,14 +202,6 @@ def fresh_of(state: StoreState, now_ms: int) -> Fresh:
     )
 
 
-def live_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
-    """Return the extents of a partition that have records above its log start, ascending."""
-    known = state.log.topic(topic)
-    start = known.partitions[partition].log_start_offset
-    placed = state.extents(known.topic_id, partition)
-    return [each for each in placed if each.extent.next_offset > start]
-
-
 def merges_of(state: StoreState, topic: str, partition: int) -> Sequence[str]:
     """Return the segment objects of a partition that a merge makes one; [] for none.
 
@@ -248,96 +221,3 @@ def merges_of(state: StoreState, topic: str, partition: int) -> Sequence[str]:
         if first < end:
             return [name for name, _ in segment.extents[first:end]]
     return []
-
-
-def note_of(state: StoreState, topic: str, partition: int, name: str) -> str:
-    """Return what a cleaning has left in a note; empty if there is none."""
-    cleaned = state.cleaned_of(state.log.topic(topic).topic_id, partition)
-    return "" if cleaned is None else cleaned.notes.get(name, "")
-
-
-def recorded(state: StoreState, topic: str, partition: int) -> PartitionState:
-    """Return a partition's state, with the active segment also if an early release wrote it."""
-    known = state.log.topic(topic)
-    active = active_segment(state, known, partition)
-    return dataclasses.replace(
-        known.partitions[partition], active_base=active.base_offset, active_size=active.size
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredTimes:
-    """The times of a segment, as the commits recorded them."""
-
-    segment: StoredSegment
-
-    @property
-    def base_offset(self) -> int:
-        return self.segment.base_offset
-
-    @property
-    def size(self) -> int:
-        return self.segment.size
-
-    def largest_timestamp(self) -> int:
-        return self.segment.largest_timestamp
-
-    def first_timestamp(self) -> int | None:
-        first_ms = self.segment.first_timestamp
-        return None if first_ms == UNKNOWN else first_ms
-
-
-def plan_of(state: StoreState, topic: str, partition: int, now_ms: int) -> CleaningPlan:
-    """Plan the cleaning of a partition of a state, by the rules of every log."""
-    known = state.log.topic(topic)
-    held = recorded(state, topic, partition)
-    first_dirty = valid_first_dirty_offset(held)
-    segments = stored_segments(state, known, partition)
-    horizon_ms = delete_horizon_of(
-        note_of(state, topic, partition, layout.DELETE_HORIZON), first_dirty
-    )
-    clean_to = min(first_dirty, held.active_base)
-    return plan_cleaning(
-        topic,
-        partition,
-        config=TopicConfig.parse(known.config),
-        state=held,
-        active_base=held.active_base,
-        segments=[_StoredTimes(segment) for segment in segments],
-        clean_bytes=sum(each.size for each in segments if each.base_offset < clean_to),
-        total_bytes=sum(each.size for each in segments),
-        now_ms=now_ms,
-        pinned_offset=layout.INT64_MAX,
-        horizon_ms=horizon_ms,
-        is_horizon_due=False,
-    )
-
-
-def may_be_cleaned(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
-    """Return whether a partition is not uncleanable until a later time."""
-    text = note_of(state, topic, partition, layout.UNCLEANABLE)
-    return not text or uncleanable_of(text).is_due(state.log.topic(topic).config, now_ms)
-
-
-def is_awaited(state: StoreState, topic: str, partition: int, now_ms: int) -> bool:
-    """Return whether a partition is due to be cleaned, and has fresh records in what is due."""
-    if not TopicConfig.parse(state.log.topic(topic).config).is_compacted:
-        return False
-    if not may_be_cleaned(state, topic, partition, now_ms):
-        return False
-    plan = plan_of(state, topic, partition, now_ms)
-    return plan.is_eligible and any(
-        not layout.is_stored_segment(name) and extent.base_offset < plan.end
-        for name, extent in live_extents(state, topic, partition)
-    )
-
-
-def regroup_of(state: StoreState, now_ms: int) -> Decision:
-    """Plan the regroup of a state."""
-    fresh = fresh_of(state, now_ms)
-    has_awaited = fresh.count > 0 and any(
-        is_awaited(state, name, number, now_ms)
-        for name, known in state.log.topics.items()
-        for number, _ in known.present()
-    )
-    return plan_regroup(fresh, now_ms=now_ms, is_awaited=has_awaited)

@@ -1,7 +1,4 @@
-"""Micro-batches after a restore: of the checkpoint, of the log, or one checkpoint for two queries.
-
-Each rule is tried on a log in a directory and on one in an object store.
-"""
+"""Micro-batches after a checkpoint or a log was restored, or with a checkpoint of two queries."""
 
 from __future__ import annotations
 
@@ -18,10 +15,10 @@ from kafkalog.errors import CommitConflictError
 from kafkalog.sink.shared_log import shared_engine
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.writer import WRITER_RETENTION_MS
-from kafkalog.storage_engine.object_store.commit_log import CommitLog
+from kafkalog.storage_engine.place import written_place
 from kafkalog.storage_engine.writing.writers import forget_writer
+from tests.unit.rules.places import DIRECTORY, OBJECTS, new_log
 from tests.unit.sink.spark_write import SparkWrite
-from tests.unit.storage_engine.store_log import WithoutProbe, memory_address
 
 QUERY = "11111111-2222-3333-4444-555555555555"
 
@@ -78,17 +75,10 @@ class Stream:
         return sorted(found)
 
 
-@pytest.fixture(params=["directory", "store"])
+@pytest.fixture(params=[DIRECTORY, OBJECTS])
 def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Yield new logs of one kind."""
-
-    def stores() -> Iterator[Any]:
-        while True:
-            address = memory_address()
-            CommitLog.create(WithoutProbe(address))
-            yield address
-
-    return stores() if request.param == "store" else (tmp_path / f"log{n}" for n in range(9))
+    return (new_log(request.param, tmp_path / f"log{number}") for number in range(9))
 
 
 @pytest.fixture
@@ -232,7 +222,7 @@ def test_a_query_that_was_made_forgotten_goes_on(stream: Stream, by: str) -> Non
 
 
 def shared_engine_of(stream: Stream) -> Any:
-    return shared_engine(stream.place)
+    return shared_engine(written_place({"path": str(stream.place)}))
 
 
 def test_two_queries_on_copies_of_a_checkpoint_are_told_apart(

@@ -1,8 +1,7 @@
 """The figures of a log in an object store, and why it is or is not regrouped.
 
 Sizes, times and counts are those of the commit log, so a report sends no request of its own. The
-costs of reads and writes are counted from them. What `status` and `explain` say of partitions is
-what they say of a directory (`reported_log`).
+costs of reads and writes are counted from them.
 """
 
 from __future__ import annotations
@@ -11,26 +10,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.schedule.store_plan import (
-    Decision,
-    fresh_of,
-    live_extents,
-    regroup_of,
-)
+from kafkalog.cleaner.objects.object_moment import live_extents
+from kafkalog.cleaner.objects.regroup_plan import GET_PRICE, TASKS, Decision, fresh_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import deleted_after
 from kafkalog.storage_engine.object_store.fetched_ranges import RANGE_SIZE
-from kafkalog.storage_engine.object_store.prices import S3_STANDARD, Prices
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.object_store.store_state import StoreState
-
-_TASKS = 4
-"""Tasks of the read whose requests are counted."""
+    from kafkalog.cleaner.objects.object_moment import ObjectMoment
 
 
 @dataclass(frozen=True, slots=True)
-class StoreReport:
+class StoreFigures:
     """The figures of a log in an object store at one time."""
 
     objects: int
@@ -53,23 +44,24 @@ class StoreReport:
     regroup: Decision
 
 
-def report(state: StoreState, now_ms: int, prices: Prices = S3_STANDARD) -> StoreReport:
-    """Return the figures of a state; sends no request."""
-    fresh = fresh_of(state, now_ms)
+def store_figures(moment: ObjectMoment) -> StoreFigures:
+    """Return the figures of a moment; sends no request."""
+    state = moment.store
+    fresh = fresh_of(state, moment.now_ms)
     after = deleted_after(state)
     size = sum(each.size for each in state.objects.values())
     reads = 0
     for name, each in state.objects.items():
         ranges = math.ceil(each.size / RANGE_SIZE)
         is_mixed = not layout.is_stored_segment(name)
-        reads += max(ranges, min(_TASKS, len(each.extents))) if is_mixed else ranges
+        reads += max(ranges, min(TASKS, len(each.extents))) if is_mixed else ranges
     partitions = sum(
         bool(live_extents(state, name, number))
         for name, known in state.log.topics.items()
         for number, _ in known.present()
     )
     least = max(partitions, math.ceil(size / RANGE_SIZE))
-    return StoreReport(
+    return StoreFigures(
         objects=len(state.objects),
         bytes=size,
         fresh_objects=fresh.count,
@@ -80,6 +72,6 @@ def report(state: StoreState, now_ms: int, prices: Prices = S3_STANDARD) -> Stor
         read_requests=reads,
         read_amplification=reads / least if least else 1.0,
         write_amplification=(2 * size - fresh.size) / size if size else 1.0,
-        read_price=prices.get * reads,
-        regroup=regroup_of(state, now_ms),
+        read_price=GET_PRICE * reads,
+        regroup=moment.regroup,
     )

@@ -19,15 +19,18 @@ Kafka: UnifiedLog.append, UnifiedLog.roll, UnifiedLog.truncateTo.
 from __future__ import annotations
 
 import logging
-import os
 from array import array
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
-from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.directory.active_segment import ActiveSegment
+from kafkalog.storage_engine.directory.staged_segment import (
+    read_staged_header,
+    stamp_staged_segment,
+)
 from kafkalog.storage_engine.format import batch, layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -40,26 +43,6 @@ from kafkalog.storage_engine.transactions.producers import Producers
 _logger = logging.getLogger(__name__)
 _WRITE_SIZE = 1 << 20
 """Bytes of stamped batches to write at once; many tasks have a few for each partition."""
-
-
-def check_canary(directory: Path) -> frozenset[str]:
-    """Return the names in the directory of a partition of ours.
-
-    Raises LockedByBrokerError if a broker has loaded or removed the partition.
-    """
-    try:
-        names = frozenset(files.list_names(directory))
-    except (FileNotFoundError, NotADirectoryError):
-        raise LockedByBrokerError(
-            f"{directory}: the directory of the partition is missing, removed by a Kafka broker or "
-            "by hand; put it back, or let `kafkalog adopt` take the log without it"
-        ) from None
-    if layout.CANARY not in names:
-        raise LockedByBrokerError(
-            f"{directory}: {layout.CANARY} is missing, so a Kafka broker has loaded this "
-            "partition since kafkalog last wrote it; take it back with `kafkalog adopt`"
-        )
-    return names
 
 
 class Appender:
@@ -82,7 +65,7 @@ class Appender:
         self._config = config
         self._begin(now_ms)
         # Every commit runs this for each of its partitions, so one listing has to suffice.
-        names = check_canary(directory)
+        names = partition_directory.check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
         self._epochs = self._truncate_epochs() if layout.LEADER_EPOCH_CHECKPOINT in names else []
         if layout.RAW_GAPS in names:
@@ -119,8 +102,6 @@ class Appender:
             raise
         self._begin(now_ms)
         return True
-
-    # --- truncate --------------------------------------------------------------------------------
 
     def _truncate(self, names: Collection[str]) -> ActiveSegment:
         """Truncate the files, of these names, to the recorded state and open the active segment."""
@@ -180,8 +161,6 @@ class Appender:
             has_transactions=index in names,
         )
 
-    # --- append ----------------------------------------------------------------------------------
-
     def append(self, runs: Iterable[tuple[int, Iterable[batch.Buffer]]]) -> None:
         """Append runs of finished batches: stamp, roll, write.
 
@@ -235,7 +214,7 @@ class Appender:
             rest = end - position
             if not rest:
                 return written, next_offset
-            header = _read_staged_header(pending, position, rest, next_offset - first_offset)
+            header = read_staged_header(pending, position, rest, next_offset - first_offset)
             if header is None:
                 raise StorageError(
                     f"{self.directory}: a staged run ends in {rest} bytes that are no batch from "
@@ -274,8 +253,6 @@ class Appender:
         self.state = replace(
             self.state, high_watermark=next_offset, last_stable_offset=stable, **active
         )
-
-    # --- producers and their transactions --------------------------------------------------------
 
     def _holds_back(self) -> bool:
         """Return whether a transaction was open when the commit began.
@@ -344,8 +321,6 @@ class Appender:
         if self.lost_snapshot == base_offset:
             self.lost_snapshot = -1
 
-    # --- leader epochs ---------------------------------------------------------------------------
-
     def _truncate_epochs(self) -> list[tuple[int, int]]:
         """Drop the epochs of a dead commit; those it replaced come back."""
         found = checkpoints.read_leader_epochs(self.directory)
@@ -392,8 +367,6 @@ class Appender:
         elif epoch != self.state.leader_epoch:
             self.state = replace(self.state, leader_epoch=epoch)
 
-    # --- gaps ------------------------------------------------------------------------------------
-
     def note_gaps(self, pairs: array[int]) -> None:
         """List the gaps between raw batches: from, to, from, to and so on, ascending."""
         if not pairs:
@@ -403,8 +376,6 @@ class Appender:
         found = np.frombuffer(pairs, dtype=np.int64).reshape(-1, 2)
         bases = layout.base_offsets(files.list_names(self.directory), layout.LOG)
         gaps.add_raw_gaps(self.directory, found, first_base=bases[0] if bases else 0)
-
-    # --- roll, adopt -----------------------------------------------------------------------------
 
     def roll(self, base_offset: int | None = None) -> None:
         """Finish the active segment and begin a new one at the log end.
@@ -448,7 +419,7 @@ class Appender:
         self._take_snapshot(base_offset)
         log = staged.with_name(staged.name + layout.STAGED)
         epoch = self.state.leader_epoch
-        next_offset = stamp_staged_file(self.directory, log, base_offset, epoch)
+        next_offset = stamp_staged_segment(self.directory, log, base_offset, epoch)
         self._check_rows(rows, next_offset - base_offset)
         renames = {
             staged.with_name(staged.name + layout.STAGED_INDEX): layout.INDEX,
@@ -477,8 +448,6 @@ class Appender:
             first_dirty_offset=max(state.first_dirty_offset, offset),
             last_stable_offset=max(state.last_stable_offset, offset),
         )
-
-    # --- durability ------------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Make all appended data durable: the files, and the new names."""
@@ -518,53 +487,5 @@ class Appender:
         return self.directory / layout.segment_file(base_offset, suffix)
 
 
-# --- staged batches ------------------------------------------------------------------------------
-# A checksum covers neither base offset nor leader epoch. In a run the base offsets count from 0,
-# and each batch begins where the last one ended.
-
-
 def _is_writable(piece: batch.Buffer) -> TypeGuard[bytearray | memoryview]:
     return isinstance(piece, bytearray) or (isinstance(piece, memoryview) and not piece.readonly)
-
-
-def _read_staged_header(
-    data: batch.Buffer, position: int, remaining: int, base_offset: int
-) -> batch.BatchHeader | None:
-    """Return the header of the batch at `position`, if it has that offset of its run, or None.
-
-    Messages v0 and v1 cannot be stamped.
-    """
-    header = batch.read_header(data, position, remaining)
-    if header is None or (header.magic, header.base_offset) != (layout.MAGIC, base_offset):
-        return None
-    return header if header.last_offset_delta >= 0 else None
-
-
-def stamp_staged_file(directory: Path, log: Path, base_offset: int, leader_epoch: int) -> int:
-    """Stamp every batch of a staged segment in place, sync it, and return the next offset.
-
-    `directory` is the partition's, for a StorageError.
-    """
-    with files.closing(files.open_to_write(log)) as fd:
-        size, position, next_offset = os.fstat(fd).st_size, 0, base_offset
-        while position < size:
-            head = files.read_at(fd, layout.BATCH_OVERHEAD, position)
-            header = _read_staged_header(head, 0, size - position, next_offset - base_offset)
-            if header is None:
-                what = f"a staged segment has no next batch at byte {position}"
-                raise StorageError(f"{directory}: {what}; run the batch again")
-            end_offset = next_offset + header.last_offset_delta + 1
-            check_log_end(directory, end_offset)
-            if end_offset - 1 - base_offset > layout.INT32_MAX:
-                raise StorageError(
-                    f"{directory}: expected at most 2^31 rows in a staged segment, found more by "
-                    f"byte {position} of {log.name}: its indexes count offsets in 32 bits; write "
-                    "the batch in smaller parts"
-                )
-            files.write_at(fd, layout.STAMP_OFFSET.pack(next_offset), position)
-            epoch = layout.STAMP_EPOCH.pack(leader_epoch)
-            files.write_at(fd, epoch, position + layout.EPOCH_POSITION)
-            next_offset = end_offset
-            position += header.size
-        files.sync_file(fd)
-        return next_offset

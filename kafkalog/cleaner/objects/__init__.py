@@ -1,0 +1,1 @@
+"""The cleaning of a log in an object store."""

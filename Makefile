@@ -79,7 +79,8 @@ test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a
 kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40), their workers WORKER_KILLS (100), one on a full disk
 	KAFKALOG_KILLS=$(KILLS) $(BIN)/python -m pytest -s tests/acceptance/test_killed_query.py \
 	    tests/spark/examples/test_orders_pipeline.py $(ARGS)
-	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py $(ARGS)
+	KAFKALOG_STEPS=every $(BIN)/python -m pytest -s tests/acceptance/test_killed_steps.py \
+	    tests/acceptance/test_killed_cleaning.py $(ARGS)
 	KAFKALOG_KILLS=$(UPSERT_KILLS) KAFKALOG_WORKER_KILLS=$(WORKER_KILLS) \
 	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
 	KAFKALOG_DISK=full $(BIN)/python -m pytest -s tests/acceptance/test_full_disk.py $(ARGS)

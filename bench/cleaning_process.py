@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from bench.answering_process import AnsweringProcess
@@ -66,21 +64,15 @@ def cleaned(
 ) -> Cleaning:
     """Clean in this process."""
     from kafkalog.cleaner import CleanerConfig
-    from kafkalog.cleaner.schedule import manager, store_manager
-    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.cleaner.schedule import manager
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
     config = CleanerConfig(dedupe_buffer_size=buffer_size)
     with DirectoryLog(Path(root)) if options is None else ObjectLog(root, options=options) as log:
-        clean: Callable[..., list[CleanerStats]] = (
-            partial(store_manager.clean, log)
-            if isinstance(log, ObjectLog)
-            else partial(manager.clean, log)
-        )
         idle_mib = peak_after_reset()
         spent, started = time.process_time(), time.perf_counter()
-        (stats,) = clean(topic, force=True, now_ms=now_ms, config=config)
+        (stats,) = manager.clean(log, topic, force=True, now_ms=now_ms, config=config)
         seconds, spent = time.perf_counter() - started, time.process_time() - spent
         mib = peak_mib()
     if stats.error is not None:

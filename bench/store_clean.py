@@ -31,7 +31,7 @@ from bench import LESS, compare_figures, in_turn, leave_out, overwritten, progra
 from bench.cleaning_process import Cleaning, CleaningProcess
 from bench.overwritten import TOPIC, Int64s
 from bench.stored import BUCKET, StoreServer, fault, make_secret, options_at, url_of
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -169,7 +169,7 @@ def regrouped(side: Side, name: str) -> float:
     with side.opened(name) as log:
         assert isinstance(log, ObjectLog)
         started = time.perf_counter()
-        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+        upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
         return time.perf_counter() - started
 
 

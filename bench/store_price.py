@@ -15,8 +15,9 @@ from secrets import token_hex
 
 import pyarrow as pa
 
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.regroup_plan import GET_PRICE, price_of
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.client import GET
@@ -50,9 +51,9 @@ def counted(partitions: int) -> tuple[Counter[str], Counter[str], int, int]:
         log.append("t", pa.RecordBatch.from_pydict(rows))
     written = sum(each.size for each in log.store_state().objects.values()) * scale
     before, now_ms = Counter(log.client.counts), clock.now_ms() + 60_000
-    store_manager.regroup_due(log, force=True, now_ms=now_ms)
+    upkeep.regroup_due(log, force=True, now_ms=now_ms)
     regrouped, inputs = Counter(log.client.counts), len(log.known_state.objects)
-    store_manager.clean(log, force=True, now_ms=now_ms)
+    manager.clean(log, force=True, now_ms=now_ms)
     return regrouped - before, Counter(log.client.counts) - regrouped, inputs, written
 
 

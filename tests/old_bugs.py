@@ -155,11 +155,12 @@ try:
     OldBug(
         name="early-marker",
         fault="A marker goes before its data if other segments have the data (KAFKA-8351).",
-        module="kafkalog.cleaner.rewrite.clean",
-        before="        rules, transactions = self.rules, self.rules.transactions\n",
+        module="kafkalog.cleaner.rewrite.round",
+        before="        records_before, bytes_before = rules.stats.left_out\n",
         after="""\
-        rules = self.rules
-        transactions = rules.transactions = CleanedTransactions(rules.snapshot)
+        entries_of = self.work.aborted_entries
+        transactions = rules.transactions = CleanedTransactions(rules.snapshot, entries_of)
+        records_before, bytes_before = rules.stats.left_out
 """,
         tests=(
             "unit/cleaner/test_regressions.py::"

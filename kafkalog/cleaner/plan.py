@@ -40,44 +40,32 @@ _DECIDE: Final = (
 class Why(Enum):
     """A fact that lets a partition be cleaned, or wait; `explain` has a sentence for each."""
 
-    COPY = auto()
-    """It is in a copy of a broker's partitions."""
+    # What keeps every cleaner away.
+    COPY = auto()  # of a broker's partitions
     BROKERS = auto()
     POLICY = auto()
-    """Its topic is not compacted."""
     CLEANING = auto()
-    """A process cleans it now."""
     PAUSED = auto()
-    UNCLEANABLE = auto()
-    """A cleaning failed; the next one waits for a retry, which may have come."""
+    UNCLEANABLE = auto()  # until a retry, which may have come
+    # What makes it due.
     ABOVE_RATIO = auto()
-    """It is due by its dirty ratio."""
     MAX_LAG = auto()
-    """It is due by max.compaction.lag.ms."""
-    HORIZON = auto()
-    """It is due, because a tombstone may go."""
-    HORIZON_UNKNOWN = auto()
-    """It is due, because a broker has cleaned it."""
-    CLEANER = auto()
-    """A background cleaner runs, and will come."""
-    NO_CLEANER = auto()
+    HORIZON = auto()  # of a tombstone has come
+    HORIZON_UNKNOWN = auto()  # as a broker has cleaned it
+    # What it waits for.
     EMPTY = auto()
     ALL_CLEAN = auto()
-    UNKNOWN = auto()
-    """What decides may be a broker's own default."""
-    READERS = auto()
-    """It would be due, but tasks read a changelog."""
+    UNKNOWN = auto()  # what decides may be a broker's own default
+    READERS = auto()  # of a changelog
     BELOW_RATIO = auto()
     TRANSACTION = auto()
-    """An open transaction holds records back."""
     MIN_LAG = auto()
-    """min.compaction.lag.ms does."""
     PIN = auto()
-    """The pinned snapshot of a reader does."""
     ACTIVE_SEGMENT = auto()
-    """Records are in the active segment."""
-    TOMBSTONES = auto()
-    """Tombstones of the clean section wait for their delete horizon."""
+    # What else is true.
+    CLEANER = auto()
+    NO_CLEANER = auto()
+    TOMBSTONES = auto()  # wait for their delete horizon
 
 
 OBSTACLES: Final = frozenset(
@@ -129,8 +117,6 @@ class Plan:
     """When the next tombstone of the clean section may go; None if there is none, or unknown."""
     is_horizon_due: bool
     """Whether that time has come."""
-    has_waiting_tombstones: bool
-    """Whether it is known, and has not come."""
     is_awaited: bool
     """Whether tasks read a changelog; until they end, the cleaner begins nothing."""
     pinned: tuple[int, int]
@@ -278,7 +264,6 @@ def plan_cleaning(
         end = max(end, bases[place])
     cleanable = [part for part in dirty if part.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(part.size for part in cleanable)
-    is_past = horizon_ms is not None and horizon_ms <= now_ms
     return Plan(
         topic=topic,
         partition=partition,
@@ -292,8 +277,7 @@ def plan_cleaning(
         uncleanable_bytes=max(0, total_bytes - clean_bytes - cleanable_bytes),
         compaction_delay_ms=_compaction_delay_ms(cleanable, config, now_ms),
         earliest_delete_horizon_ms=horizon_ms,
-        is_horizon_due=is_horizon_due or is_past,
-        has_waiting_tombstones=horizon_ms is not None and not is_past,
+        is_horizon_due=is_horizon_due or (horizon_ms is not None and horizon_ms <= now_ms),
         is_awaited=is_awaited,
         pinned=pinned,
         lagging=lagging,
@@ -312,14 +296,16 @@ def valid_first_dirty_offset(state: PartitionState) -> int:
     return state.log_start_offset
 
 
-def least_dirty_ratio(state: PartitionState, end: int) -> float:
-    """Return the share of dirty *offsets* below `end`, which needs no listing of segments.
+def is_surely_above_ratio(config: TopicConfig, state: PartitionState, end: int) -> bool:
+    """Return whether what is below `end` is dirty past the ratio, without a look at segments.
 
-    The dirty ratio is no less, since cleaned offsets hold fewer records.
+    The share of dirty *offsets* decides. The dirty ratio is no less, since cleaned offsets hold
+    fewer records.
     """
     end = min(end, state.last_stable_offset)
     dirty = end - max(state.first_dirty_offset, state.log_start_offset)
-    return dirty / (end - state.log_start_offset) if dirty > 0 else 0.0
+    span = end - state.log_start_offset
+    return dirty > 0 and dirty / span > config.min_cleanable_dirty_ratio
 
 
 def unknown_configs(known: TopicState) -> list[str]:
@@ -449,7 +435,8 @@ def judge(
             others.append(Why.NO_CLEANER)
         elif plan.is_eligible:
             others.append(Why.CLEANER)
-    if plan.has_waiting_tombstones and known.knows_defaults:
+    is_ahead = plan.earliest_delete_horizon_ms is not None and not plan.is_horizon_due
+    if is_ahead and known.knows_defaults:
         others.append(Why.TOMBSTONES)
     reasons = plan.due + plan.barriers() if is_wanted else plan.waits(known)
     return Verdict(plan, plan.is_eligible and is_tried, refusals, reasons, others)
@@ -460,14 +447,12 @@ def may_be_tried(mark: Uncleanable | None, known: TopicState, now_ms: int) -> bo
     return mark is None or mark.is_due(known.config, now_ms)
 
 
-def may_be_retained(config: TopicConfig, mark: Uncleanable | None, *, is_paused: bool) -> bool:
-    """Return whether retention may delete from a partition (C125).
+def may_be_retained(mark: Uncleanable | None, *, is_paused: bool) -> bool:
+    """Return whether retention may delete from a partition of a compacted topic (C125).
 
-    A compacted one that is paused or uncleanable is left alone, as in Kafka, except after a disk
-    fault, because retention frees space.
+    One that is paused or uncleanable is left alone, as in Kafka, except after a disk fault, because
+    retention frees space.
     """
-    if not config.is_compacted:
-        return True
     return not is_paused and (mark is None or mark.is_disk_fault)
 
 

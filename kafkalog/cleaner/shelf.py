@@ -1,19 +1,44 @@
 """A log as the cleaner sees it, wherever it lies.
 
-What is due and why, and what `status` and `explain` say, is decided once. A kind of log only
-answers what is asked here; `shelves` knows which kind it is.
+What is due and why, what a cleaning does, and what `status` and `explain` say, is decided once. A
+directory and an object store differ in how a moment is read, how finished segments are published,
+and who takes turns. `directory` and `objects` say how; `shelves` knows which kind a log is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from kafkalog.cleaner.plan import OURS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
+    from kafkalog.cleaner.config import CleanerConfig
+    from kafkalog.cleaner.key_index.key_index import KeyIndex
     from kafkalog.cleaner.plan import Plan
+    from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
+    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
+    from kafkalog.cleaner.state.stats import CleanerStats
+    from kafkalog.storage_engine.log.results import RetentionStats
+    from kafkalog.storage_engine.metadata.config import TopicConfig
     from kafkalog.storage_engine.metadata.state import State
+    from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
+
+
+class CleaningAborted(Exception):
+    """A cleaning stops: it was asked to, others were quicker, or its topic is gone.
+
+    Finished swaps stay.
+    """
 
 
 class PartitionNotes(Protocol):
@@ -49,52 +74,212 @@ class Piece(NamedTuple):
     """Whether they wait for a regroup."""
 
 
-class Moment(Protocol):
-    """One view of a whole log at one time; it writes nothing."""
+class Moment(ABC):
+    """One view of a whole log at one time; it writes nothing. What only a directory has is here.
 
-    @property
-    def root(self) -> str:
-        """The directory, or the address."""
+    `root` is the directory, or the address. Each plan is made on first use.
+    """
 
-    @property
-    def state(self) -> State:
-        """Its topics and partitions."""
-
-    @property
-    def now_ms(self) -> int:
-        """The time."""
+    def __init__(self, root: str, state: State, now_ms: int) -> None:
+        self.root: Final = root
+        self.state: Final = state
+        self.now_ms: Final = now_ms
+        self._made: dict[tuple[str, int], Plan] = {}
 
     @property
     def owner(self) -> str:
         """OURS, BROKERS or COPY (`plan`)."""
+        return OURS
 
     @property
     def is_cleaner_running(self) -> bool | None:
         """Whether any process cleans it in the background; None if that cannot be known."""
+        return None
 
     def has_topic(self, name: str, topic_id: str) -> bool:
         """Return whether a topic exists still."""
+        known = self.state.topics.get(name)
+        return known is not None and known.topic_id == topic_id
 
     def plan(self, topic: str, partition: int) -> Plan:
         """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
+        made = self._made.get((topic, partition))
+        if made is None:
+            made = self._made[topic, partition] = self._plan(topic, partition)
+        return made
 
+    @abstractmethod
+    def _plan(self, topic: str, partition: int) -> Plan:
+        """Make a plan."""
+
+    @abstractmethod
     def notes(self, topic: str, partition: int) -> PartitionNotes:
         """Return what the cleanings of a partition have left."""
 
-    def is_paused(self, topic: str, partition: int) -> bool:
-        """Return whether a process keeps cleaners away."""
-
-    def is_being_cleaned(self, topic: str, partition: int) -> bool:
-        """Return whether a process is known to clean it now."""
-
-    def may_clean(self, topic: str, partition: int) -> bool:
-        """Return whether this process may clean it."""
-
+    @abstractmethod
     def snapshot(self, topic: str, partition: int, start: int) -> PartitionSnapshot:
         """Open a snapshot of a partition, to read from an offset on; raises KafkaLogError."""
 
+    @abstractmethod
     def pieces(self, plan: Plan) -> Sequence[Piece]:
         """Return the files or objects that hold a partition's records, ascending."""
 
+    def is_paused(self, topic: str, partition: int) -> bool:
+        """Return whether a process keeps cleaners away."""
+        return False
+
+    def is_being_cleaned(self, topic: str, partition: int) -> bool:
+        """Return whether a process is known to clean it: a claim may be of one that has died."""
+        return False
+
+    def may_clean(self, topic: str, partition: int) -> bool:
+        """Return whether this process may clean it; a store says no when it is asked."""
+        return True
+
     def leftovers(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the bytes that a running cleaning has written, and those of what was replaced."""
+        return 0, 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """What one round is asked to do, and whom it tells."""
+
+    now_ms: int
+    """The time of the round, but for leases of pins (C41)."""
+    config: CleanerConfig
+    stats: CleanerStats
+    """The figures that it adds to; they name the partition."""
+    check_abort: Callable[[], None]
+    """Called with every chunk; it may raise."""
+    time_ms: Callable[[], int]
+    """Returns the time of what the round publishes."""
+    ended_ms: Callable[[], int]
+    """Notes in the figures how long the cleaning took so far; returns the time of its end."""
+    is_forced: bool = False
+    """Whether only pins of active readers hold the round back."""
+    only_if_due: bool = False
+    """Whether the plan under the lock must find the partition due."""
+    erased: ErasedKeys | None = None
+    """Keys whose tombstones wait for no delete horizon."""
+
+    def is_wanted(self, plan: Plan) -> bool:
+        """Return whether a round with this plan is to be made."""
+        if self.only_if_due:
+            return plan.is_eligible
+        return plan.has_work or self.erased is not None
+
+
+class Round(Protocol):
+    """One round of cleaning one partition: what it reads, and where its outputs go."""
+
+    order: RoundOrder
+    plan: Plan
+    snapshot: PartitionSnapshot
+    scratch: Path
+    """The directory for new segments and for temporary files."""
+    sources: Sequence[Source]
+    """The closed segments that reach above the log start, ascending."""
+    sources_end: int
+    """Where the last of them ends."""
+    end: int
+    """Where the cleaning ends; known after the first pass."""
+
+    def check(self) -> None:
+        """Raise CleaningAborted if the round must not go on."""
+
+    def active_producers(self) -> ActiveProducers:
+        """Return the active producers as of now (C50)."""
+
+    def aborted_entries(self, base_offset: int) -> Iterable[AbortedTransaction]:
+        """Return the transaction index of a segment; raises CorruptLogError."""
+
+    def key_index_of(self, segment: OpenSegment) -> AbstractContextManager[KeyIndex | None]:
+        """Open the key index of a segment of the snapshot; None if it has no valid one."""
+
+    def add_finished(self, group: RewrittenGroup) -> None:
+        """Take the finished outputs of a group, and discard those that nobody needs."""
+
+    def swap_finished(self) -> None:
+        """After a failure, publish what is finished, if a part of a round may be published."""
+
+    def finish(self, earliest_delete_horizon_ms: int | None) -> None:
+        """Publish all outputs, and record that everything below `end` is clean."""
+
+    def discard(self) -> None:
+        """Remove the outputs that were not published."""
+
+
+class Turn(Protocol):
+    """One cleaner's turn at one partition, which no other cleaner takes meanwhile."""
+
+    def prepare(self, now_ms: int) -> None:
+        """Finish what a dead cleaner left."""
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether the partition is not uncleanable until a later time."""
+
+    def first_dirty_offset(self) -> int:
+        """Return where the dirty section begins."""
+
+    def close_active(self, now_ms: int) -> None:
+        """Close the active segment, if it has records."""
+
+    def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
+        """Plan and begin a round; None if there is none to make."""
+
+    def end(self, order: RoundOrder) -> None:
+        """Note the success: the partition is not uncleanable, and what its rounds did."""
+
+
+class Shelf(Protocol):
+    """A log of either kind, as the cleaner works on it; partitions are those of here."""
+
+    @property
+    def place(self) -> str | StoreAddress:
+        """Where another process finds the log; it holds no secret."""
+
+    def moment(self, now_ms: int) -> Moment:
+        """Return the log as this process last knew it."""
+
+    def topic_id(self, topic: str, partition: int) -> str | None:
+        """Return the id of a topic that has the partition here; None if there is none."""
+
+    def has_topic(self, topic: str, topic_id: str) -> bool:
+        """Return whether the topic of that name is still the one of that id."""
+
+    def prepare(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        force: bool = False,
+        now_ms: int,
+        check_abort: Callable[[], None] = ...,
+    ) -> list[CleanerStats]:
+        """Make ready for a choice of what to clean; return the partitions that failed already.
+
+        With `force` a topic, or all, are to be cleaned whole.
+        """
+
+    def check(self, topic: str, partition: int) -> None:
+        """Raise CleaningAborted if the partition is paused."""
+
+    def turn(
+        self, topic: str, partition: int, *, now_ms: int, force: bool, waits: bool
+    ) -> AbstractContextManager[Turn | None]:
+        """Take the turn at a partition; None if another cleaner has it, or if it is paused.
+
+        `waits` says whether to wait for another cleaner.
+        """
+
+    def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
+        """Mark a partition uncleanable; return the reason, or None if it is another log now."""
+
+    def retain(
+        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
+    ) -> list[RetentionStats]:
+        """Delete what the retention of a topic, or of all, does not keep."""
+
+    def tidy(self, *, now_ms: int, whole: bool) -> int:
+        """Remove what nobody needs any more, `whole` or what is cheap to find; return how many."""

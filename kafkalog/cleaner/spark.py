@@ -17,23 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
-from kafkalog.cleaner.objects.object_moment import ObjectMoment
-from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.manager import check_compacted, retain
 from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.scheduler import choose
-from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs.clock import now_ms
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of, open_engine
+from kafkalog.storage_engine.place import open_engine
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from kafkalog.cleaner.shelf import Shelf
     from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.object_store.address import StoreAddress
 
@@ -58,30 +55,25 @@ def clean(
     """
     with open_engine(path, create=False, options=options) as engine:
         names = _names(engine, topics)
-        partitions = [found for name in names for found in _chosen(engine, name, force)]
-        results = _run(spark, _place(engine), partitions, force, config or CleanerConfig())
+        shelf = shelf_of(engine)
+        results, partitions = _chosen(shelf, names, force)
+        results += _run(spark, shelf.place, partitions, force, config or CleanerConfig())
         for name in names:
             retain(engine, name, now_ms=now_ms())
     return results
 
 
-def _chosen(engine: Log, topic: str | None, force: bool) -> Sequence[tuple[str, int]]:
-    if not isinstance(engine, ObjectLog):
-        log = directory_log_of(engine)
-        heal_first_dirty_offsets(log, now_ms=now_ms())
-        return choose(DirectoryMoment(log, now_ms()), topic, force=force).partitions
-    if force:
-        store_manager.roll_active(engine, topic, now_ms=now_ms())
-    store_manager.regroup_due(engine, now_ms=now_ms(), force=force)
-    moment = ObjectMoment(engine, engine.store_state(), now_ms())
-    return choose(moment, topic, force=force).partitions
-
-
-def _place(engine: Log) -> str | StoreAddress:
-    """Return where the tasks find the log; it holds no secret."""
-    if isinstance(engine, ObjectLog):
-        return engine.address
-    return str(directory_log_of(engine).root.absolute())
+def _chosen(
+    shelf: Shelf, names: Sequence[str | None], force: bool
+) -> tuple[list[CleanerStats], list[tuple[str, int]]]:
+    """Return the partitions that failed already, and those to clean."""
+    failed = [
+        stats for name in names for stats in shelf.prepare(name, force=force, now_ms=now_ms())
+    ]
+    places = {(stats.topic, stats.partition) for stats in failed}
+    moment = shelf.moment(now_ms())
+    found = [place for name in names for place in choose(moment, name, force=force).partitions]
+    return failed, [place for place in found if place not in places]
 
 
 def _names(engine: Log, topics: Sequence[str] | None) -> list[str | None]:

@@ -28,7 +28,7 @@ import typer
 from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.query_lag import print_query_lag
-from kafkalog.cli.status_rows import log_row
+from kafkalog.cli.status_rows import log_row, status_rows
 from kafkalog.cli.terminal.output import (
     check_outside,
     counted,
@@ -42,6 +42,8 @@ from kafkalog.cli.terminal.time_text import utc_text
 from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kafkalog.cli.terminal.colours import Style
     from kafkalog.storage_engine.log.log import Log
 
@@ -82,7 +84,6 @@ def command(
     """Print the status."""
     from kafkalog.cleaner.shelves import moment_of
     from kafkalog.cli.picture.counts import is_counting
-    from kafkalog.cli.store_status import print_store, rows_of
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url
@@ -109,14 +110,11 @@ def command(
             is_live = any(log_row(root, opened.state())["running"] for root in roots)
             print_query_lag(opened, checkpoint, topic, is_live=is_live, json=json)
             return
-        found = rows_of(path, moment_of(opened, clock.now_ms()), topic)
-    if json:
-        for row in found:
-            print_json(row)
-    elif is_store_url(path):
-        print_store(found)
-    else:
+        found = status_rows(path, moment_of(opened, clock.now_ms()), topic)
+    if not json:
         _print(found)
+    for row in found if json else ():
+        print_json(row)
 
 
 def _write_picture(
@@ -167,13 +165,8 @@ def _print(found: list[dict[str, Any]]) -> None:
         kinds.setdefault(row["type"], []).append(row)
     cleaner = "".join(f"  cleaner: {_cleaner(row)}" for row in kinds.get("cleaner", ()))
     for row in kinds["log"]:
-        owner = ", ".join(
-            text
-            for text in (row["owner"], row["ownerDetail"], "running" if row["running"] else None)
-            if text
-        )
-        locks = "work" if row["locks"] else row["locksReason"]
-        print_line(f"{row['path']}  owner: {owner}  locks: {locks}{cleaner}")
+        for line in _store_lines(row) if "objects" in row else [f"{_directory_line(row)}{cleaner}"]:
+            print_line(line)
     if "writer" in kinds:
         print_line("")
         print_writers(kinds["writer"])
@@ -185,6 +178,27 @@ def _print(found: list[dict[str, Any]]) -> None:
         _print_pins(kinds["pin"])
     print_line("")
     _print_partitions(kinds.get("partition", []))
+
+
+def _directory_line(row: dict[str, Any]) -> str:
+    running = "running" if row["running"] else None
+    owner = ", ".join(text for text in (row["owner"], row["ownerDetail"], running) if text)
+    return f"{row['path']}  owner: {owner}  locks: {'work' if row['locks'] else row['locksReason']}"
+
+
+def _store_lines(log: dict[str, Any]) -> Iterator[str]:
+    requests = ", ".join(f"{kind} {count}" for kind, count in sorted(log["requests"].items()))
+    yield (
+        f"{log['path']}  commit: {log['commit']}  objects: {log['objects']}  bytes: "
+        f"{log['bytes']}  requests of this status: {requests} ({log['requestsPrice']:.2g} $)"
+    )
+    yield (
+        f"fresh: {log['freshObjects']} objects, {log['freshBytes']} bytes  dead: "
+        f"{log['deadObjects']}  one read: {log['readRequests']} GETs, {log['readPrice']:.2g} $  "
+        f"amplification: read {log['readAmplification']:.2f}, write at least "
+        f"{log['writeAmplification']:.2f}"
+    )
+    yield f"regroup: {log['regroup']}. {log['regroupReason']}"
 
 
 def _cleaner(row: dict[str, Any]) -> str:
@@ -228,19 +242,32 @@ def _print_pins(found: list[dict[str, Any]]) -> None:
 
 
 def _print_partitions(partitions: list[dict[str, Any]]) -> None:
-    columns = ["topic", "partition", "log start", "first dirty", "last stable", "high watermark"]
-    columns += ["bytes", "dirty ratio", "state", "reason"]
-    names = ["topic", "partition", "logStartOffset", "firstDirtyOffset", "lastStableOffset"]
-    names += ["highWatermark", "bytes", "dirtyRatio", "state", "reason"]
-    cells = [[row[name] for name in names] for row in partitions]
-    for shown, row in zip(cells, partitions, strict=True):
-        shown[-1] = row["reasonCode"] or row["reason"]
-    if any(row["lastCleaning"] for row in partitions):
-        columns[-2:-2] = ["tombstones", "cleaned"]
-        for shown, row in zip(cells, partitions, strict=True):
-            last = row["lastCleaning"]
-            shown[-2:-2] = [row["tombstonesWaiting"], _time(last["endedMs"]) if last else None]
-    print_table(columns, cells, _STYLES)
+    columns = {
+        "topic": "topic",
+        "partition": "partition",
+        "log start": "logStartOffset",
+        "first dirty": "firstDirtyOffset",
+        "last stable": "lastStableOffset",
+        "high watermark": "highWatermark",
+        "extents": "extents",
+        "bytes": "bytes",
+        "dirty ratio": "dirtyRatio",
+        "tombstones": "tombstonesWaiting",
+        "cleaned": "cleaned",
+        "state": "state",
+        "reason": "shown",
+    }
+    for row in partitions:
+        last = row["lastCleaning"]
+        row["cleaned"] = _time(last["endedMs"]) if last else None
+        row["shown"] = row["reasonCode"] or row["reason"]
+    if not any(row["lastCleaning"] for row in partitions):
+        del columns["tombstones"], columns["cleaned"]
+    if not any("extents" in row for row in partitions):
+        del columns["extents"]
+    print_table(
+        [*columns], [[row[name] for name in columns.values()] for row in partitions], _STYLES
+    )
 
 
 def _time(time_ms: int | None) -> str | None:

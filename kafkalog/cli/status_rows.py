@@ -9,28 +9,71 @@ from typing import TYPE_CHECKING, Any
 from kafkalog.cli.terminal.output import json_row
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
 
-    from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+    from kafkalog.cleaner.objects.object_moment import ObjectMoment
     from kafkalog.cleaner.report.status import PartitionStatus
+    from kafkalog.cleaner.shelf import Moment
     from kafkalog.cleaner.state.last_cleaning import LastCleaning
     from kafkalog.storage_engine.metadata.state import PartitionState, State, WriterState
 
 
-def status_rows(path: str, moment: DirectoryMoment, topic: str | None) -> list[dict[str, Any]]:
+def status_rows(path: str, moment: Moment, topic: str | None = None) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
+    from kafkalog.cleaner.objects.object_moment import ObjectMoment
     from kafkalog.cleaner.report.status import statuses
+
+    found = [
+        *(_store_rows(moment) if isinstance(moment, ObjectMoment) else _directories(path, moment)),
+    ]
+    for status in statuses(moment, topic):
+        known = moment.state.topics[status.topic]
+        row = _partition_row(status, known.state_or_empty(status.partition))
+        if isinstance(moment, ObjectMoment):
+            row["extents"] = len(moment.store.extents(known.topic_id, status.partition))
+        found.append(row)
+    return found
+
+
+def _directories(path: str, moment: Moment) -> Iterator[dict[str, Any]]:
     from kafkalog.storage_engine.format import layout
     from kafkalog.storage_engine.metadata import address
 
-    state, now_ms, root = moment.state, moment.now_ms, moment.log.root
-    found = [log_row(each, state) for each in address.directories(path)]
+    state, root = moment.state, Path(moment.root)
+    yield from (log_row(each, state) for each in address.directories(path))
     if (root / layout.COMMIT).exists():  # of a broker's these things are its own
-        found.append(_cleaner_row(moment))
-        found += writer_rows(state)
-        found += staged_rows(root, state, now_ms)
-        found += pin_rows(root, now_ms)
-    return [*found, *partition_rows(statuses(moment, topic), state)]
+        yield _cleaner_row(moment)
+        yield from writer_rows(state)
+        yield from staged_rows(root, state, moment.now_ms)
+        yield from pin_rows(root, moment.now_ms)
+
+
+def _store_rows(moment: ObjectMoment) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the log and its writers.
+
+    The requests are all those that the log has sent since it was opened.
+    """
+    from kafkalog.cleaner.objects.regroup_plan import price_of
+    from kafkalog.cleaner.report.store_figures import store_figures
+
+    found = store_figures(moment)
+    requests = dict(moment.log.client.counts)
+    yield {
+        "type": "log",
+        "path": moment.root,
+        "owner": "kafkalog",
+        "commit": moment.store.number,
+        **json_row(found, "objects", "bytes", "fresh_objects", "fresh_bytes", "oldest_fresh_ms"),
+        **json_row(found, "dead_objects", "deleted_from_ms", "read_requests", "read_price"),
+        "readAmplification": round(found.read_amplification, 3),
+        "writeAmplification": round(found.write_amplification, 3),
+        "regroup": "due" if found.regroup.is_due else "not due",
+        "regroupReason": found.regroup.reason,
+        "regroupFigures": dict(found.regroup.figures),
+        "requests": requests,
+        "requestsPrice": price_of(requests),
+    }
+    yield from writer_rows(moment.state)
 
 
 def log_row(root: Path, state: State) -> dict[str, Any]:
@@ -65,15 +108,6 @@ def log_row(root: Path, state: State) -> dict[str, Any]:
         "record": state.number,
         "timeMs": _time_ms(state.time_ms),
     }
-
-
-def partition_rows(found: Iterable[PartitionStatus], state: State) -> list[dict[str, Any]]:
-    """Return the JSON objects of partitions, in a directory or in an object store."""
-    return [
-        _partition_row(status, state.topics[status.topic].state_or_empty(status.partition))
-        for status in found
-        if status.topic in state.topics
-    ]
 
 
 def _partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, Any]:
@@ -178,7 +212,7 @@ def staged_rows(root: Path, state: State, now_ms: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _cleaner_row(moment: DirectoryMoment) -> dict[str, Any]:
+def _cleaner_row(moment: Moment) -> dict[str, Any]:
     """Return whether a background cleaner runs (None: unknown), and what is being cleaned."""
     return {
         "type": "cleaner",

@@ -24,6 +24,7 @@ import numpy as np
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
+from kafkalog.cleaner.directory.directory_shelf import DirectoryShelf
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
@@ -221,7 +222,7 @@ def _clean(
     for number in partitions:
         size = _bytes_to_clean(engine, topic, number, clock())
         cleaner = PartitionCleaner(
-            engine=engine,
+            shelf=DirectoryShelf(engine),
             now_ms=clock(),
             clock=clock,
             config=config,

@@ -14,9 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from kafkalog.cleaner.schedule import store_manager
-from kafkalog.cleaner.schedule.scratch_partition import closed_extents
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.objects.object_round import closed_extents
+from kafkalog.cleaner.objects.object_shelf import ObjectShelf
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
@@ -77,8 +78,8 @@ class StoreErasure:
             return found
 
         wanted = {(self._topic_id, number) for number in partitions}
-        store_manager.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
-        store_manager.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
+        upkeep.roll_active(self._log, self._topic, partitions, now_ms=self._clock())
+        upkeep.regroup_due(self._log, now_ms=self._clock(), force=True, chosen=chosen)
         found = [self._clean(number, erased, progress) for number in partitions]
         return [stats for stats in found if stats is not None]
 
@@ -100,18 +101,16 @@ class StoreErasure:
             def tell(stats: CleanerStats, of: int = 2 * sum(closed.values())) -> None:
                 progress(of, stats)
 
-            now_ms = self._clock()
-            cleaning = StoredCleaning(
-                log=self._log,
-                now_ms=now_ms,
+            cleaner = PartitionCleaner(
+                shelf=ObjectShelf(self._log),
+                now_ms=self._clock(),
                 clock=self._clock,
                 config=self._config,
                 progress=tell,
                 throttler=Throttler(self._config.io_max_bytes_per_second),
                 erased=erased,
             )
-            with self._log.claim(f"{self._topic_id}-{number}", now_ms=now_ms):
-                stats = cleaning.clean(self._topic, number, force=True)
+            stats = cleaner.clean(self._topic, number, force=True, until_clean=True)
             if stats is not None:
                 self._holders.update(closed)
                 return stats

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.plan import least_dirty_ratio
+from kafkalog.cleaner.plan import is_surely_above_ratio
 from kafkalog.errors import KafkaLogError
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_engine
@@ -107,7 +107,7 @@ def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: in
                 ),
                 default=0,
             )
-        if least_dirty_ratio(partition, end) > config.min_cleanable_dirty_ratio:
+        if is_surely_above_ratio(config, partition, end):
             found.append(number)
     return found
 
@@ -115,10 +115,8 @@ def neglected_partitions(store: ReadableDirectory, topic: TopicState, now_ms: in
 def dirty_partitions(topic: TopicState) -> list[int]:
     """Return the partitions whose closed segments are dirty past the topic's ratio."""
     config = TopicConfig.parse(topic.config)
-    if not config.is_compacted:
-        return []
     return [
         number
         for number, partition in topic.present()
-        if least_dirty_ratio(partition, partition.active_base) > config.min_cleanable_dirty_ratio
+        if config.is_compacted and is_surely_above_ratio(config, partition, partition.active_base)
     ]

@@ -28,7 +28,8 @@ from typing import Any
 import obstore  # noqa: F401 - for the forks
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import KafkaLogError, StorageError
 from kafkalog.storage_engine.fs.clock import now_ms
 from kafkalog.storage_engine.object_store import (
@@ -177,9 +178,9 @@ class _Job:
             )
             is_forced = draw.random() < 0.5
             try:
-                done = store_manager.regroup_due(log, now_ms=now_ms(), force=is_forced)
+                done = upkeep.regroup_due(log, now_ms=now_ms(), force=is_forced)
                 counts["regroups"] += sum(not each.is_lost for each in done)
-                found = store_manager.clean(log, force=is_forced, now_ms=now_ms(), config=config)
+                found = manager.clean(log, force=is_forced, now_ms=now_ms(), config=config)
                 counts["rounds"] += sum(stats.rounds for stats in found)
             except StorageError as fault:
                 if _SWEPT not in str(fault):

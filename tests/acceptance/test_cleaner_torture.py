@@ -1,6 +1,6 @@
 """A log that is written, cleaned by two processes at once without a pause, cut and read all along.
 
-KAFKALOG_SECONDS sets how long (20; `make torture-cleaner`: 300), KAFKALOG_SEED repeats what is
+KAFKALOG_SECONDS sets how long (12; `make torture-cleaner`: 300), KAFKALOG_SEED repeats what is
 written, when it is deleted and with how much memory it is cleaned.
 """
 
@@ -25,7 +25,7 @@ from tests.acceptance.torture_processes import Reader, take
 from tests.acceptance.torture_script import PARTITIONS, TOPIC, WRONG, Script
 
 pytestmark = pytest.mark.slow
-SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "20"))
+SECONDS = float(os.environ.get("KAFKALOG_SECONDS", "12"))
 CONFIG = {
     "cleanup.policy": "compact,delete",
     "retention.ms": "-1",

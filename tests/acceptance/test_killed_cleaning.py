@@ -1,8 +1,9 @@
 """SIGKILL at every step of a cleaning: readers see what is right, and the next cleaner heals it.
 
-Every step of a log is tried, none is drawn: every durable act before it happens, every write torn
-in the middle, and every chunk of both passes. Two readers in other
-processes go on all the while, one of them, where the tests run as root, a user who may not write.
+Every step of a log is tried, none is drawn: every durable act before it happens, and every write
+torn in the middle. KAFKALOG_STEPS=every (`make kill-test`) adds the syncs, and every chunk of both
+passes. Two readers in other processes go on all the while, one of them, where the tests run as
+root, a user who may not write.
 """
 
 from __future__ import annotations

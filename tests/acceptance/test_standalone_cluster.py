@@ -1,7 +1,7 @@
 """Driver and executors in different processes, on what Spark takes for different hosts.
 
 KAFKALOG_CLUSTER=full streams 100 micro-batches with three restarts of a worker (`make
-cluster-test`), else 15 with one. KAFKALOG_SEED repeats the choice of moments.
+cluster-test`), else 12 with one. KAFKALOG_SEED repeats the choice of moments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.acceptance.independent_reader import read_log
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 IS_FULL = os.environ.get("KAFKALOG_CLUSTER") == "full"
-BATCHES = 100 if IS_FULL else 15
+BATCHES = 100 if IS_FULL else 12
 RESTARTS = {20: 0, 45: 1, 70: 0} if IS_FULL else {4: 0}
 """With which micro-batch a worker is killed, and which one."""
 PARTITIONS = 3

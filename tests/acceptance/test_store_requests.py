@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.object_store import fetched_ranges
 from kafkalog.storage_engine.object_store.address import StoreAddress
@@ -36,7 +37,7 @@ def test_an_object_costs_one_get_to_regroup_and_two_to_clean(
         }
         log.append("t", pa.table(rows), now_ms=NOW_MS)
     store_proxy.reset()
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     counts = Counter(map(kind_of, store_proxy.requests))
     assert (counts["GET mixed"], counts["GET log"], counts["GET side"]) == (OBJECTS, 0, 0)
     assert (counts["PUT log"], counts["PUT side"], counts["PUT commit"]) == (
@@ -45,7 +46,7 @@ def test_an_object_costs_one_get_to_regroup_and_two_to_clean(
     )
     assert not any(kind.startswith("LIST") for kind in counts)
     store_proxy.reset()
-    assert len(store_manager.clean(log, force=True, now_ms=NOW_MS)) == partitions
+    assert len(manager.clean(log, force=True, now_ms=NOW_MS)) == partitions
     counts = Counter(map(kind_of, store_proxy.requests))
     assert (counts["GET mixed"], counts["GET log"], counts["GET side"]) == (
         0,
@@ -68,7 +69,7 @@ def test_a_key_of_many_segments_is_looked_up_by_three_gets(
     log.create_topic("t", 1, {"segment.bytes": "100000", "compression.type": "uncompressed"})
     keys = [b"%d" % number for number in range(30_000)]
     log.append("t", [(key, key) for key in keys], now_ms=NOW_MS)
-    store_manager.clean(log, force=True, now_ms=NOW_MS)
+    manager.clean(log, force=True, now_ms=NOW_MS)
     assert len(log.store_state().objects) > 5
     with KeyLookup(log, "t") as lookup:
         assert lookup.get("0") is not None  # it fetches the filters of all
@@ -88,7 +89,7 @@ def test_a_lookup_in_large_segments_fetches_one_batch(
     for first in (0, 3000):
         keys = [b"%d" % key for key in range(first, first + 3000)]
         log.append("t", pa.table({"key": keys, "value": keys}), now_ms=NOW_MS, batch_size=1024)
-    store_manager.clean(log, "t", now_ms=NOW_MS + DAY_MS, force=True)
+    manager.clean(log, "t", now_ms=NOW_MS + DAY_MS, force=True)
     with KeyLookup(log, "t") as lookup:
         lookup.get("0")
         for key in (b"7", b"1234", b"5999"):

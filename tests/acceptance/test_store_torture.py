@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.clock import now_ms
@@ -268,7 +268,7 @@ def check_model(log: ObjectLog, names: set[str]) -> None:
     assert {key for key in model.keys() - found.keys() if not may_be_deleted(key)} == set()
     at_ms = now_ms()
     for round_ms in (at_ms, at_ms + DAY_MS, at_ms + 2 * DAY_MS):
-        stats = store_manager.clean(log, KEYED, force=True, now_ms=round_ms)
+        stats = manager.clean(log, KEYED, force=True, now_ms=round_ms)
         assert [each.error for each in stats] == [None] * len(stats)
     expected = {key: [value] for key, value in model.items() if value is not None}
     assert records(log) == expected

@@ -14,7 +14,7 @@ from unittest import mock
 
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.key_index.latest_view import latest_of_topic
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.address import StoreAddress
@@ -108,6 +108,6 @@ def _use(address: StoreAddress) -> None:
     with refusing():
         exhaust(verify_store(log, deep=True))
     with refusing():
-        store_manager.clean(log, force=True, now_ms=NOW_MS)
+        manager.clean(log, force=True, now_ms=NOW_MS)
     with refusing():
         log.append("u", [(b"new", b"v")], now_ms=NOW_MS)

@@ -18,7 +18,7 @@ import pyarrow as pa
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.key_index.latest_view import latest
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.datasource import stored_partition
 from kafkalog.datasource.source import KafkaLogDataSource
 from kafkalog.inspection.verify_store import verify_store
@@ -91,7 +91,7 @@ class CopiedLog:
     def clean(self, config: CleanerConfig, now_ms: int, *, force: bool) -> None:
         """Regroup, merge and clean what is due, or with `force` everything."""
         assert isinstance(self.log, ObjectLog)
-        for stats in store_manager.clean(self.log, now_ms=now_ms, config=config, force=force):
+        for stats in manager.clean(self.log, now_ms=now_ms, config=config, force=force):
             assert stats.error is None, stats.error
 
     def check(self, topics: Mapping[str, Topic], start: int, end: int, budget: int) -> None:

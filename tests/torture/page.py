@@ -35,7 +35,6 @@ PROGRAMS: Final = (
     "fuzz",
     "model",
     "twin",
-    "shelves",
 )
 UNASKED: Final = ("power_cuts", "spark_kills")
 """What nobody expects of a quick run: to mount file systems, and to start Spark for minutes."""

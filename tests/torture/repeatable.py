@@ -8,10 +8,11 @@ import secrets
 import sys
 import uuid
 from collections.abc import Iterator
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Final
 
+from kafkalog.cleaner.directory import directory_round
+from kafkalog.cleaner.rewrite import round as round_module
 from kafkalog.cleaner.schedule import partition_cleaner
 from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.fs import clock, files, host
@@ -44,11 +45,8 @@ def repeatable(seed: str) -> Iterator[None]:
         # Threads that sync side by side have no order of their own.
         (files, "_SIDE_BY_SIDE_MIN", sys.maxsize),
         (clock, "now_ms", lambda: _NOW_MS),
-        (
-            import_module("kafkalog.cleaner.rewrite.clean"),
-            "time",
-            still,
-        ),  # the room has a function `clean`
+        (directory_round, "time", still),
+        (round_module, "time", still),
         (partition_cleaner, "time", still),
         # No other process asks about a pin, so the second answer need not wait.
         (pins, "_ASK_PAUSE_S", 0.0),

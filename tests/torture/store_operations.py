@@ -19,8 +19,9 @@ import pyarrow as pa
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.key_index.latest_view import latest_of_topic
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.erasure.erase import erase
 from kafkalog.erasure.topic_files import LIVE
 from kafkalog.errors import KafkaLogError, StorageError
@@ -106,10 +107,10 @@ def prepare(address: StoreAddress) -> None:
     log.create_topic("m", 1, {**plain, "cleanup.policy": "delete"}, now_ms=_NOW_MS)
     log.create_topic("x", 1, plain, now_ms=_NOW_MS)
     _append(log, 0, ("t", "d", "x"))
-    store_manager.clean(log, "t", force=True, now_ms=_NOW_MS)
+    manager.clean(log, "t", force=True, now_ms=_NOW_MS)
     for turn in range(_MERGED):
         _append(log, turn, ("m",))
-        store_manager.regroup_due(log, force=True, now_ms=_NOW_MS)
+        upkeep.regroup_due(log, force=True, now_ms=_NOW_MS)
     _append(log, 1, ("t", "d"))
     _append(log, 2, ("t", "d"))
     _staged(log, 50, 0)
@@ -359,16 +360,16 @@ def _retained(content: Content) -> Content:
 
 
 def _regroup(log: ObjectLog) -> None:
-    store_manager.regroup_due(log, force=True, now_ms=LATER_MS)
+    upkeep.regroup_due(log, force=True, now_ms=LATER_MS)
 
 
 def _merge(log: ObjectLog) -> None:
     log.store_state()
-    store_manager.merge_due(log, now_ms=LATER_MS)
+    upkeep.merge_due(log, now_ms=LATER_MS)
 
 
 def _clean(log: ObjectLog) -> None:
-    for stats in store_manager.clean(log, "t", force=True, now_ms=LATER_MS):
+    for stats in manager.clean(log, "t", force=True, now_ms=LATER_MS):
         if stats.error is not None:
             raise StorageError(f"not cleaned: {stats.error}")
     left = fresh_objects(log.known_state)  # a warning has told of a missing one
@@ -390,7 +391,7 @@ def latest(rows: Iterable[Row]) -> tuple[Row, ...]:
 
 def _collect(log: ObjectLog) -> None:
     log.collected_ms = None
-    store_manager.sweep(log, now_ms=WEEK_MS)
+    upkeep.sweep(log, now_ms=WEEK_MS)
 
 
 def _pass_by(log: ObjectLog) -> None:
@@ -501,7 +502,7 @@ def append_and_clean(log: ObjectLog) -> None:
     log.append("t", _table("t", 90), now_ms=LATER_MS)
     _clean(log)
     log.collected_ms = None
-    store_manager.sweep(log, now_ms=WEEK_MS)
+    upkeep.sweep(log, now_ms=WEEK_MS)
 
 
 def gone_on(content: Content) -> Content:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import KafkaLogError
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.object_store.address import StoreAddress
@@ -149,7 +149,7 @@ class StoredJudge:
             return
         list(verify_store(log, deep=True))
         try:
-            store_manager.clean(log, "u", force=True, now_ms=NOW_MS)
+            manager.clean(log, "u", force=True, now_ms=NOW_MS)
             log.append("u", [(b"new", b"v")], now_ms=NOW_MS)
         except KafkaLogError:
             return

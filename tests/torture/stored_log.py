@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -66,9 +67,9 @@ def _prepare(directory: Path, address: StoreAddress) -> ObjectLog:
     log.create_topic("u", 1, _PLAIN, now_ms=NOW_MS)
     for turn, number in itertools.product(range(4), range(2)):
         if (turn, number) == (2, 0):
-            store_manager.clean(log, "u", force=True, now_ms=NOW_MS)
+            manager.clean(log, "u", force=True, now_ms=NOW_MS)
         if (turn, number) == (3, 0):
-            store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+            upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
         if (turn, number) not in (_LAST, _NONE):
             log.append("u", _rows(turn, number), now_ms=NOW_MS + turn)
     return log

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.schedule import manager, partition_cleaner
+from kafkalog.cleaner.directory import directory_shelf
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.torture.checks import (
@@ -244,7 +245,7 @@ def test_a_cleaning_of_a_partition_that_fails_without_a_type_is_found(
     def unkind(*args: Any, **kwargs: Any) -> None:
         raise KeyError("k")
 
-    monkeypatch.setattr(partition_cleaner, "write_last_cleaning", unkind)
+    monkeypatch.setattr(directory_shelf, "write_last_cleaning", unkind)
     assert any("logged KeyError" in fault for fault in work(tmp_path))
 
 

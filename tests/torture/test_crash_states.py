@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.directory import swap
 from kafkalog.storage_engine.directory import active_segment
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, StorageError
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -285,7 +286,7 @@ def test_a_swap_leaves_the_segment_that_the_last_synced_record_names(root: Path)
 
     def clean(root: Path) -> None:
         engine = DirectoryLog(root, create=False)
-        PartitionCleaner(engine=engine, now_ms=NOW_MS + 1000).clean("t", 0, force=True)
+        PartitionCleaner(shelf=shelf_of(engine), now_ms=NOW_MS + 1000).clean("t", 0, force=True)
 
     config = {"cleanup.policy": "compact", "flush.messages": "1000"}
     with booted("boot 0"), DirectoryLog(root) as engine:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.report import reported_store
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.state.notes import StoredNotes
 from kafkalog.storage_engine.object_store import object_retention
 from tests import ROOT
 from tests.torture import shelves
@@ -27,7 +28,7 @@ def test_drawn_jobs_have_the_same_answers(tmp_path: Path) -> None:
     ("place", "name", "wrong"),
     [
         (object_retention, "count_oldest", lambda *_, **__: 0),
-        (reported_store, "cleanings_of", lambda text: []),
+        (ObjectMoment, "notes", lambda moment, *_: StoredNotes(moment.root)),
     ],
     ids=["a store that retains all", "a store that forgets its cleanings"],
 )

@@ -31,7 +31,7 @@ from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.reading.partition_snapshot import CHUNK_SIZE
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.records.records import RecordTable
@@ -51,8 +51,10 @@ LatestRecords: TypeAlias = OffsetMap | Spilled
 
 def find_latest_records(
     snapshot: PartitionSnapshot,
-    log: LogToClean,
+    plan: Plan,
+    scratch: Path,
     *,
+    start: int,
     make_is_mapped: Callable[[int], IsMapped],
     config: CleanerConfig,
     stats: CleanerStats,
@@ -61,32 +63,33 @@ def find_latest_records(
 ) -> tuple[LatestRecords, int]:
     """Find the records that the dirty section makes obsolete; return them, and the round's end.
 
-    The end is `log.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
+    The segments begin at offset `start`. Keys are spilled to the directory `scratch`. The end is
+    `plan.end`, or where a map without spill was full. A call of `make_is_mapped(start)`
     returns an `IsMapped` for chunks from `start` on. All dirty records whose keys count go to
     `on_records`. The caller holds the partition's cleaner lock and closes the result. Raises
     CorruptBatchError, and StorageError if the disk has no room for the keys.
     """
-    sweep_spill_files(log.directory)
-    deaths = _read_deaths(log.directory)
+    sweep_spill_files(scratch)
+    deaths = _read_deaths(scratch)
     offset_map = OffsetMap.for_records(
-        log.end - log.first_dirty_offset,
+        plan.end - plan.first_dirty_offset,
         budget_bytes=config.dedupe_buffer_size,
         load_factor=config.io_buffer_load_factor,
     )
     offset_map.obsolete_offsets = ObsoleteOffsets.within(
-        log.first_dirty_offset, log.end, config.dedupe_buffer_size
+        plan.first_dirty_offset, plan.end, config.dedupe_buffer_size
     )
     if deaths >= _DEATHS_MAX:
-        offset_map.on_close = lambda: _set_deaths(log.directory, 0)
+        offset_map.on_close = lambda: _set_deaths(scratch, 0)
     can_spill = config.spill and deaths < _DEATHS_MAX
-    overflow = _Overflow(log, offset_map, deaths, stats, check_abort)
+    overflow = _Overflow(plan, scratch, start, offset_map, deaths, stats, check_abort)
     try:
         end = build_offset_map(
             snapshot,
-            log.first_dirty_offset,
-            log.end,
+            plan.first_dirty_offset,
+            plan.end,
             offset_map,
-            is_mapped=make_is_mapped(log.first_dirty_offset),
+            is_mapped=make_is_mapped(plan.first_dirty_offset),
             chunk_size=config.io_buffer_size,
             stats=stats,
             check_abort=check_abort,
@@ -99,8 +102,9 @@ def find_latest_records(
         spill.take_map()
         _take_clean_section(
             snapshot,
-            log,
+            plan,
             spill,
+            start=start,
             offset_map=offset_map,
             make_is_mapped=make_is_mapped,
             config=config,
@@ -109,15 +113,15 @@ def find_latest_records(
         )
         stats.spilled_bytes += spill.key_bytes
         latest = spill.resolve(
-            log.first_dirty_offset,
+            plan.first_dirty_offset,
             offset_map.capacity / len(offset_map.slots),
-            lambda: _set_deaths(log.directory, 0),
+            lambda: _set_deaths(scratch, 0),
         )
         return latest, end
     except StorageError:
         raise  # it counts as a death
     except Exception:
-        _set_deaths(log.directory, deaths)
+        _set_deaths(scratch, deaths)
         raise
     finally:
         if overflow.spill is not None:
@@ -128,7 +132,9 @@ def find_latest_records(
 class _Overflow:
     """Creates the spill when the map is full, and counts a death until the round has ended."""
 
-    log: LogToClean
+    plan: Plan
+    scratch: Path
+    start: int
     offset_map: OffsetMap
     deaths: int
     stats: CleanerStats
@@ -142,12 +148,12 @@ class _Overflow:
     def take_map(self, taken: int) -> None:
         """Spill the keys in the map, which include `taken` bytes of the current run."""
         if self.spill is None:
-            _set_deaths(self.log.directory, self.deaths + 1)
+            _set_deaths(self.scratch, self.deaths + 1)
             read = self.stats.map_bytes_read - self.read_before + taken
-            _check_space(self.log, self.offset_map.size, read)
+            _check_space(self.plan, self.scratch, self.start, self.offset_map.size, read)
             # The result keeps what counts its bytes, and through it must not keep the offset map.
             moved = self.stats.add_spill_bytes_moved
-            self.spill = Spill(self.log.directory, self.offset_map, self.check_abort, moved)
+            self.spill = Spill(self.scratch, self.offset_map, self.check_abort, moved)
         self.spill.take_map()
 
 
@@ -213,23 +219,23 @@ def build_offset_map(
 
 def _take_clean_section(
     snapshot: PartitionSnapshot,
-    log: LogToClean,
+    plan: Plan,
     spill: Spill,
     *,
+    start: int,
     offset_map: OffsetMap,
     make_is_mapped: Callable[[int], IsMapped],
     config: CleanerConfig,
     stats: CleanerStats,
     check_abort: Callable[[], None],
 ) -> None:
-    start = log.segments[0].base_offset if log.segments else log.first_dirty_offset
     is_mapped = make_is_mapped(start)
-    for chunk in snapshot.chunks(start, log.first_dirty_offset, chunk_size=config.io_buffer_size):
+    for chunk in snapshot.chunks(start, plan.first_dirty_offset, chunk_size=config.io_buffer_size):
         for run, records in chunk.runs(is_mapped(chunk)):
             check_abort()
             hashes = offset_map.hash(records, path=run.path, file_position=run.file_position)
             rows = np.flatnonzero(
-                (records.key_sizes >= 0) & (records.offsets < log.first_dirty_offset)
+                (records.key_sizes >= 0) & (records.offsets < plan.first_dirty_offset)
             )
             spill.take_clean(hashes[rows], records.offsets[rows])
             stats.map_bytes_read += int(run.table.sizes.sum())
@@ -239,15 +245,14 @@ def _take_clean_section(
 # --- room and deaths -----------------------------------------------------------------------------
 
 
-def _check_space(log: LogToClean, keys: int, read: int) -> None:
+def _check_space(plan: Plan, scratch: Path, start: int, keys: int, read: int) -> None:
     """Raise StorageError if the disk has no room for the log's keys; `read` bytes had `keys`."""
-    left = max(0, log.clean_bytes + log.cleanable_bytes - read)
-    first = log.segments[0].base_offset if log.segments else log.first_dirty_offset
-    needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), log.end - first))
-    free = files.free_space(log.directory)
+    left = max(0, plan.clean_bytes + plan.cleanable_bytes - read)
+    needed = int(_ROW_BYTES * min(keys * (1 + left / max(1, read)), plan.end - start))
+    free = files.free_space(scratch)
     if needed > free:
         raise StorageError(
-            f"{log.directory}: the keys do not fit the cleaner's memory and need about {needed:,} "
+            f"{scratch}: the keys do not fit the cleaner's memory and need about {needed:,} "
             f"bytes on disk, {free:,} are free; free space, or raise "
             "log.cleaner.dedupe.buffer.size; the log is unchanged"
         ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,11 +1,10 @@
-"""The plan of a cleaning in a directory, and the groups of segments that it writes as one."""
+"""The plan of a cleaning in a directory."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 from pathlib import Path
 
 from kafkalog.cleaner.plan import Plan, plan_cleaning, valid_first_dirty_offset
@@ -104,51 +103,3 @@ def _wanted(segments: Sequence[SegmentFiles], state: PartitionState) -> tuple[Se
     start = state.log_start_offset
     first = max(0, bisect_right([s.base_offset for s in committed], start) - 1)
     return tuple(committed[first:])
-
-
-def group_segments_by_size(
-    segments: Sequence[SegmentFiles],
-    *,
-    max_size: int,
-    max_index_size: int,
-    end: int,
-    segment_of: Callable[[int], int] = lambda base_offset: base_offset,
-) -> list[list[SegmentFiles]]:
-    """Group consecutive segments so that a group fits into one segment (rules C45, C46).
-
-    The sums of the `.log` sizes and of both index sizes keep their limits, and a group's offsets
-    span at most 2^31-1. A segment ends where the next one begins, the last one at `end`. A segment
-    that is too large is a group of its own. Files of which `segment_of` returns one base offset are
-    one segment.
-    """
-    groups: list[list[SegmentFiles]] = []
-    totals = (0, 0, 0)
-    limits = (max_size, max_index_size, max_index_size)
-    by_segment = groupby(segments, key=lambda each: segment_of(each.base_offset))
-    wholes = [[*files_of_one] for _, files_of_one in by_segment]
-    for place, whole in enumerate(wholes):
-        figures = (
-            sum(segment.size for segment in whole),
-            sum(_size(segment.index) for segment in whole),
-            sum(_size(segment.time_index) for segment in whole),
-        )
-        following = wholes[place + 1][0].base_offset if place + 1 < len(wholes) else end
-        sums = tuple(a + b for a, b in zip(totals, figures, strict=True))
-        if (
-            groups
-            and all(total <= limit for total, limit in zip(sums, limits, strict=True))
-            and (figures[0] == 0 or following - 1 - groups[-1][0].base_offset <= layout.INT32_MAX)
-        ):
-            groups[-1] += whole
-            totals = (sums[0], sums[1], sums[2])
-        else:
-            groups.append(whole)
-            totals = figures
-    return groups
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -19,16 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.transactions.transaction_index import (
-    aborted_transactions,
-    transaction_entry,
-)
+from kafkalog.storage_engine.transactions.transaction_index import transaction_entry
 from kafkalog.storage_engine.transactions.transaction_outcomes import control_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk, PartitionSnapshot
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
@@ -48,8 +44,13 @@ class Seen:
 class CleanedTransactions:
     """Follow the transactions of a log through a round; `see` each chunk once, in log order."""
 
-    def __init__(self, snapshot: DirectorySnapshot) -> None:
-        self._directory = snapshot.directory
+    def __init__(
+        self,
+        snapshot: PartitionSnapshot,
+        entries_of: Callable[[int], Iterable[AbortedTransaction]],
+    ) -> None:
+        """`entries_of` returns the transaction index of a segment, by its base offset."""
+        self._entries_of = entries_of
         self._outcomes = snapshot.transaction_outcomes(is_strict=True)
         self._committed: set[int] = set()
         """Producers with committed data since their last marker."""
@@ -103,8 +104,7 @@ class CleanedTransactions:
 
     def _keep_entry(self, chunk: Chunk, producer_id: int, marker_offset: int) -> None:
         if self._index_base != chunk.segment_base:
-            name = layout.segment_file(chunk.segment_base, layout.TRANSACTION_INDEX)
-            entries = aborted_transactions(self._directory / name)
+            entries = self._entries_of(chunk.segment_base)
             self._index = {entry.last_offset: entry for entry in entries}
             self._index_base = chunk.segment_base
         entry = self._index.get(marker_offset)

@@ -1,4 +1,4 @@
-"""A log in a directory at one time; each plan is made on first use."""
+"""A log in a directory at one time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
 from kafkalog.cleaner.directory.pause import is_paused
 from kafkalog.cleaner.plan import BROKERS, COPY, OURS
-from kafkalog.cleaner.shelf import Piece
+from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.pins import LivePins
@@ -34,17 +34,14 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 
-class DirectoryMoment:
+class DirectoryMoment(Moment):
     """The state and the pins at one time, and what the files say after it."""
 
     def __init__(self, log: DirectoryLog, now_ms: int) -> None:
         """Load the state, and the pins."""
+        super().__init__(str(log.root), log.state(), now_ms)
         self.log: Final = log
-        self.root: Final = str(log.root)
-        self.state: Final = log.state()
-        self.now_ms: Final = now_ms
         self._pins = LivePins(log.root, now_ms)
-        self._made: dict[tuple[str, int], LogToClean] = {}
 
     @cached_property
     def owner(self) -> str:
@@ -61,13 +58,6 @@ class DirectoryMoment:
     def has_topic(self, name: str, topic_id: str) -> bool:
         """Return whether a topic exists still."""
         return self.log.has_topic(name, topic_id)
-
-    def plan(self, topic: str, partition: int) -> LogToClean:
-        """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
-        made = self._made.get((topic, partition))
-        if made is None:
-            made = self._made[topic, partition] = self._plan(topic, partition)
-        return made
 
     def notes(self, topic: str, partition: int) -> DirectoryNotes:
         """Return what the cleanings of a partition have left."""
@@ -91,7 +81,8 @@ class DirectoryMoment:
 
     def pieces(self, plan: Plan) -> Sequence[Piece]:
         """Return the files that hold a partition's records, ascending."""
-        segments = self.plan(plan.topic, plan.partition).segments
+        assert isinstance(plan, LogToClean)
+        segments = plan.segments
         state = plan.state
         ends = [*(segment.base_offset for segment in segments[1:]), state.high_watermark]
         # Bytes after the committed ones are garbage, or belong to a running commit.

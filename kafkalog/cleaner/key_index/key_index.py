@@ -261,7 +261,7 @@ class KeyIndex:
             files.pass_on(raised)
             return None
         source = FileBytes(fd)
-        found = cls.of(source, segment, has_samples=not segment.is_late)
+        found = cls.of(source, segment, has_samples=True)
         if found is None:
             source.close()
         return found

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.objects.regroup_plan import Decision, fresh_of, plan_regroup
-from kafkalog.cleaner.plan import OURS, may_be_tried, plan_cleaning, valid_first_dirty_offset
-from kafkalog.cleaner.shelf import Piece
+from kafkalog.cleaner.plan import may_be_tried, plan_cleaning, valid_first_dirty_offset
+from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.state.notes import StoredNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
@@ -21,62 +21,24 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafkalog.cleaner.plan import Plan
-    from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
 
-class ObjectMoment:
-    """A state of the commit log; each plan is made on first use."""
-
-    owner: Final = OURS
-    is_cleaner_running: Final = None
+class ObjectMoment(Moment):
+    """A state of the commit log."""
 
     def __init__(self, log: ObjectLog, store: StoreState, now_ms: int) -> None:
+        super().__init__(str(log.root), store.log, now_ms)
         self.log: Final = log
         self.store: Final = store
-        self.now_ms: Final = now_ms
-        self._made: dict[tuple[str, int], Plan] = {}
-
-    @property
-    def root(self) -> str:
-        """The address."""
-        return str(self.log.root)
-
-    @property
-    def state(self) -> State:
-        """Its topics and partitions."""
-        return self.store.log
-
-    def has_topic(self, name: str, topic_id: str) -> bool:
-        """Return whether a topic exists in this state."""
-        known = self.state.topics.get(name)
-        return known is not None and known.topic_id == topic_id
-
-    def plan(self, topic: str, partition: int) -> Plan:
-        """Return a partition's plan."""
-        made = self._made.get((topic, partition))
-        if made is None:
-            made = self._made[topic, partition] = self._plan(topic, partition)
-        return made
 
     def notes(self, topic: str, partition: int) -> StoredNotes:
         """Return a copy of what the cleanings of a partition have left."""
         cleaned = self.store.cleaned_of(self.state.topic(topic).topic_id, partition)
         return StoredNotes(self.root, {} if cleaned is None else dict(cleaned.notes))
-
-    def is_paused(self, topic: str, partition: int) -> bool:
-        """Return that no process keeps cleaners away: objects have no pause."""
-        return False
-
-    def is_being_cleaned(self, topic: str, partition: int) -> bool:
-        """Return that this is not known: a claim may be of a process that has died."""
-        return False
-
-    def may_clean(self, topic: str, partition: int) -> bool:
-        """Return that nothing tells the opposite before a request is refused."""
-        return True
 
     def snapshot(self, topic: str, partition: int, start: int) -> PartitionSnapshot:
         """Open a snapshot of a partition, which is read by requests."""
@@ -94,10 +56,6 @@ class ObjectMoment:
             )
             for name, extent in live_extents(self.store, plan.topic, plan.partition)
         ]
-
-    def leftovers(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return that none are known: an object belongs to no partition."""
-        return 0, 0
 
     @cached_property
     def regroup(self) -> Decision:

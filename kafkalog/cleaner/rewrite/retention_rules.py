@@ -70,8 +70,6 @@ class RetentionRules:
     """Bytes read at once."""
     stats: CleanerStats
     check_abort: Callable[[], None]
-    high_watermark: int
-    """That of the log, whose last batch keeps its header."""
     erased: ErasedKeys | None = None
     """Keys whose tombstones wait for no horizon."""
     earliest_delete_horizon_ms: int | None = None
@@ -85,11 +83,12 @@ class RetentionRules:
         Ranges must follow the order of the log, and begin and end with segments. Raises
         CorruptBatchError, CorruptLogError, StorageError, and what `check_abort` raises.
         """
+        end_offset = self.snapshot.state.high_watermark  # the log's last batch keeps its header
         for chunk in self.snapshot.chunks(start, end, chunk_size=self.chunk_size):
             seen = self.transactions.see(chunk)
             discards = seen.can_discard & (~seen.is_control | _is_expired(chunk.table, self.now_ms))
             stays_empty = active.are_last(chunk.table)
-            stays_empty |= chunk.table.last_offsets + 1 == self.high_watermark
+            stays_empty |= chunk.table.last_offsets + 1 == end_offset
             # Batches that are wholly obsolete need not be decoded.
             is_gone = self.latest.obsolete_batches(chunk.table) & ~discards
             self.stats.records_read += int(chunk.table.counts[is_gone].sum())

@@ -13,24 +13,22 @@ in every round (C40), with the same result.
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from kafkalog.cleaner.dedup.offset_map import OffsetMap, Uint64s
-from kafkalog.cleaner.key_index.key_index import KeyIndex, key_hashes
-from kafkalog.storage_engine.fs import locks
+from kafkalog.cleaner.key_index.key_index import key_hashes
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.latest_records import LatestRecords
-    from kafkalog.cleaner.dedup.log_to_clean import LogToClean
-    from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
+    from kafkalog.cleaner.key_index.key_index import KeyIndex
+    from kafkalog.cleaner.shelf import Round
     from kafkalog.storage_engine.records.tables import RecordTable
-    from kafkalog.storage_engine.segment.open_segment_file import OpenSegmentFile
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
 
 WORTHWHILE: Final = 2
 """The clean part must be at least so many times as large as the dirty one."""
@@ -42,27 +40,23 @@ SECRETS_MAX: Final = 2
 class UnchangedSegments:
     """The unchanged segments of a round's clean part; `add` the dirty keys, then ask.
 
-    For each segment, `check_abort` is called and may raise.
+    For each segment, the round's `check` is called and may raise.
     """
 
-    def __init__(
-        self, snapshot: DirectorySnapshot, log: LogToClean, check_abort: Callable[[], None]
-    ) -> None:
+    def __init__(self, work: Round) -> None:
         self.secret = secrets.token_bytes(16)
         """The secret of new key indexes, that of most old ones.
 
         Segments whose index has another secret are read.
         """
-        self._snapshot = snapshot
-        self._check_abort = check_abort
-        self._first_dirty_offset = log.first_dirty_offset
+        self._work = work
         self._hashes: dict[bytes, list[Uint64s]] = {}
         self._held = 0
-        if log.clean_bytes < WORTHWHILE * log.cleanable_bytes:
+        if work.plan.clean_bytes < WORTHWHILE * work.plan.cleanable_bytes:
             return
         met = Counter[bytes]()
         for segment in self._clean_segments():
-            with _opened_index(snapshot, segment) as index:
+            with work.key_index_of(segment) as index:
                 if index is not None and index.is_unchanged:
                     met[index.secret] += 1
         self._hashes = {secret: [] for secret, _ in met.most_common(SECRETS_MAX)}
@@ -92,7 +86,7 @@ class UnchangedSegments:
     def bases_to_leave(self, latest: LatestRecords) -> set[int]:
         """Return the base offsets of unchanged segments without obsolete records.
 
-        Raises CorruptBatchError, StorageError, and what `check_abort` raises.
+        Raises CorruptBatchError, StorageError, and what `check` raises.
         """
         # Only a map with all dirty keys can look up a batch out of order.
         if not self._hashes or not isinstance(latest, OffsetMap):
@@ -100,43 +94,29 @@ class UnchangedSegments:
         self._compact()
         found: set[int] = set()
         for segment in self._clean_segments():
-            with _opened_index(self._snapshot, segment) as index:
+            with self._work.key_index_of(segment) as index:
                 if index is None or not index.is_unchanged:
                     continue
-                if not segment.is_late and not segment.has_whole_time_index():
+                if not segment.has_whole_time_index():
                     continue  # a rewrite gives it a whole one
                 held = self._hashes.get(index.secret)
                 if held is not None and not _has_obsolete(segment, index, held[0], latest):
                     found.add(segment.base_offset)
         return found
 
-    def _clean_segments(self) -> Iterator[OpenSegmentFile]:
+    def _clean_segments(self) -> Iterator[OpenSegment]:
         """Yield the segments wholly in the clean part, opened one at a time."""
-        segments, end = self._snapshot.segments, self._first_dirty_offset
-        if not segments:
+        sources, end = self._work.sources, self._work.plan.first_dirty_offset
+        if not sources or sources[0].base_offset >= end:
             return
-        for segment in self._snapshot.open_segments(segments[0].base_offset, end):
-            self._check_abort()
-            # The last file of a store's part of a log is no active segment.
-            if min(segment.end_offset, self._snapshot.state.high_watermark) <= end:
+        for segment in self._work.snapshot.open_segments(sources[0].base_offset, end):
+            self._work.check()
+            if segment.end_offset <= end:
                 yield segment
 
 
-@contextlib.contextmanager
-def _opened_index(
-    snapshot: DirectorySnapshot, segment: OpenSegmentFile
-) -> Iterator[KeyIndex | None]:
-    with locks.SegmentsLock(snapshot.directory).shared():
-        index = KeyIndex.open(snapshot.directory, segment)
-    try:
-        yield index
-    finally:
-        if index is not None:
-            index.close()
-
-
 def _has_obsolete(
-    segment: OpenSegmentFile, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
+    segment: OpenSegment, index: KeyIndex, hashes: Uint64s, latest: OffsetMap
 ) -> bool:
     """Return whether a segment has an obsolete record, or its index is damaged."""
     found = index.positions_of(hashes)

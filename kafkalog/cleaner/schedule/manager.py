@@ -11,30 +11,21 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import may_clean
-from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.plan import Schedule, may_be_retained
-from kafkalog.cleaner.schedule import store_manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.schedule.throttle import Throttler
-from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
+from kafkalog.cleaner.shelves import moment_of, shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
-from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine.directory.pins import sweep_pins
-from kafkalog.storage_engine.directory.retention import apply_retention
-from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
-from kafkalog.storage_engine.fs import clock, files
+from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.log.log import now_of
-from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.log.log import Log
+    from kafkalog.storage_engine.log.results import RetentionStats
 
 __all__ = [
     "CleanerConfig",
@@ -64,7 +55,7 @@ def clean(
 ) -> list[CleanerStats]:
     """Clean what is due, the filthiest partition first, until nothing is left.
 
-    In an object store, `store_manager.clean` does so.
+    In an object store fresh objects are regrouped first, unless for one `partition`.
 
     With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled,
     then rounds follow until all is clean. Partitions that are paused, or held by another cleaner,
@@ -78,21 +69,11 @@ def clean(
     """
     if topic is not None:
         check_compacted(engine, topic)
-    if isinstance(engine, ObjectLog):
-        return store_manager.clean(
-            engine,
-            topic,
-            partition=partition,
-            force=force,
-            now_ms=now_ms,
-            clock=clock,
-            config=config,
-            check_abort=check_abort,
-            progress=progress,
-        )
-    engine = directory_log_of(engine)
+    shelf = shelf_of(engine)
+    results = shelf.prepare(topic, partition, force=force, now_ms=now_ms, check_abort=check_abort)
+    failed = {(stats.topic, stats.partition) for stats in results}
     cleaner = PartitionCleaner(
-        engine=engine,
+        shelf=shelf,
         now_ms=now_ms,
         clock=clock,
         config=config,
@@ -100,14 +81,11 @@ def clean(
         progress=progress,
         throttler=Throttler(config.io_max_bytes_per_second),
     )
-    results: list[CleanerStats] = []
-    heal_first_dirty_offsets(engine, now_ms=now_ms)
-    schedule = choose(DirectoryMoment(engine, now_ms), topic, partition, force=force)
-    for name, number in schedule.partitions:
-        stats = cleaner.clean(name, number, force=force, until_clean=True)
-        if stats is not None:
-            results.append(stats)
-    _sweep_root(engine, now_ms)
+    for name, number in choose(shelf.moment(now_ms), topic, partition, force=force).partitions:
+        if (name, number) not in failed:
+            stats = cleaner.clean(name, number, force=force, until_clean=True)
+            results += [] if stats is None else [stats]
+    shelf.tidy(now_ms=now_ms, whole=False)
     return results
 
 
@@ -137,8 +115,7 @@ def clean_and_retain(
         progress=progress,
     )
     retain(engine, topic, now_ms=at_ms)
-    if isinstance(engine, ObjectLog):
-        store_manager.sweep(engine, now_ms=at_ms)
+    sweep(engine, now_ms=at_ms)
     return results
 
 
@@ -175,22 +152,14 @@ def clean_filthiest(
 
     `watch` receives the schedule, `on_aborted` the figures of an aborted round, whose swaps stay.
     """
-    if isinstance(engine, ObjectLog):
-        return store_manager.clean_filthiest(
-            engine,
-            now_ms=now_ms,
-            config=config,
-            check_abort=check_abort,
-            throttler=throttler,
-            watch=watch,
-            on_aborted=on_aborted,
-        )
-    engine = directory_log_of(engine)
-    heal_first_dirty_offsets(engine, now_ms=now_ms)
-    schedule = choose(DirectoryMoment(engine, now_ms))
+    shelf = shelf_of(engine)
+    failed = shelf.prepare(now_ms=now_ms, check_abort=check_abort)
+    schedule = choose(shelf.moment(now_ms))
     watch(schedule)
+    if failed:
+        return failed[0]
     cleaner = PartitionCleaner(
-        engine=engine,
+        shelf=shelf,
         now_ms=now_ms,
         config=config,
         check_abort=check_abort,
@@ -218,48 +187,21 @@ def retain(
     frees space. If retention of a partition fails, its entry has the error, and the next run tries
     again.
     """
-    if isinstance(engine, ObjectLog):
-        return store_manager.retain(engine, topic, now_ms=now_ms, is_skipped=is_skipped)
-    engine = directory_log_of(engine)
-
-    moment = DirectoryMoment(engine, now_ms)
+    moment = moment_of(engine, now_ms)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
-        if is_skipped(config):
-            return True
+        if is_skipped(config) or not config.is_compacted:
+            return is_skipped(config)
         mark = read_uncleanable(moment.notes(name, partition))
-        is_paused = moment.is_paused(name, partition)
-        return not may_be_retained(config, mark, is_paused=is_paused)
+        return not may_be_retained(mark, is_paused=moment.is_paused(name, partition))
 
-    return apply_retention(engine, topic, now_ms=now_ms, is_skipped=skip)
+    return shelf_of(engine).retain(topic, now_ms=now_ms, is_skipped=skip)
 
 
 def sweep(engine: Log, *, now_ms: int) -> int:
-    """Remove files that nobody needs any more; return their number.
+    """Remove what nobody needs any more; return how much.
 
-    These are replaced and expired segments after file.delete.delay.ms, directories of deleted
-    topics, stale staged files, and ended pins.
+    In a directory these are replaced and expired segments after file.delete.delay.ms, directories
+    of deleted topics, stale staged files, and ended pins; in an object store, objects.
     """
-    if isinstance(engine, ObjectLog):
-        return store_manager.sweep(engine, now_ms=now_ms)
-    engine = directory_log_of(engine)
-    count = _sweep_root(engine, now_ms)
-    for name, topic in sorted(engine.state().topics.items()):
-        delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
-        for partition in topic.numbers():
-            directory = engine.partition_directory(name, partition)
-            with files.ignoring():
-                count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
-    finish_deletions(engine, now_ms=now_ms)
-    return count
-
-
-def _sweep_root(engine: DirectoryLog, now_ms: int) -> int:
-    """Remove stale staged files and ended pins."""
-    count = 0
-    with files.ignoring():
-        count += engine.sweep_staged(now_ms=now_ms)
-    with files.ignoring(KafkaLogError):
-        # Readers renew pins by the system's clock, whatever time the caller gives.
-        count += sweep_pins(engine.root, clock.now_ms())
-    return count
+    return shelf_of(engine).tidy(now_ms=now_ms, whole=True)

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.presence import announced
 from kafkalog.cleaner.plan import Schedule
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.cleaner.schedule.throttle import Throttler
+from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs.clock import now_ms

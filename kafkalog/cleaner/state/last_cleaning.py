@@ -43,7 +43,9 @@ class LastCleaning:
     """Tombstones that wait for their delete horizon."""
 
 
-def write_last_cleaning(notes: PartitionNotes, stats: CleanerStats, *, ended_ms: int) -> None:
+def write_last_cleaning(
+    notes: PartitionNotes, stats: CleanerStats, *, ended_ms: int, keeps_earlier: bool = True
+) -> None:
     """Write the figures of a cleaning; ignore a disk that refuses them."""
     cleaning = LastCleaning(
         ended_ms=ended_ms,
@@ -57,9 +59,11 @@ def write_last_cleaning(notes: PartitionNotes, stats: CleanerStats, *, ended_ms:
         bytes_written=stats.bytes_written,
         tombstones=stats.tombstones_kept,
     )
-    earlier = [asdict(one) for one in read_cleanings(notes)[: KEPT - 1]]
+    content: dict[str, object] = asdict(cleaning)
+    if keeps_earlier:
+        content[EARLIER] = [asdict(one) for one in read_cleanings(notes)[: KEPT - 1]]
     with files.ignoring():
-        notes.write(layout.LAST_CLEANING, packed({**asdict(cleaning), EARLIER: earlier}))
+        notes.write(layout.LAST_CLEANING, packed(content))
 
 
 def read_cleanings(notes: PartitionNotes) -> list[LastCleaning]:

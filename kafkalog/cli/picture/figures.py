@@ -18,8 +18,7 @@ from kafkalog.cleaner.report.explain import explanations
 from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
-from kafkalog.cli.status_rows import cleaning_row
-from kafkalog.cli.store_status import rows_of
+from kafkalog.cli.status_rows import cleaning_row, status_rows
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.fs import files
 
@@ -48,7 +47,7 @@ def figures(
         "madeMs": now_ms,
         "path": path,
         "release": __version__,
-        "status": rows_of(path, moment, topic),
+        "status": status_rows(path, moment, topic),
         "partitions": [_partition(moment, each, counts) for each in explanations(moment, topic)],
     }
 

@@ -69,10 +69,7 @@ class DirectoryLog(ReadableDirectory, Log):
         return topic_deletion.with_directories_away(self, changed, now_ms=now_ms)
 
     def delete_topic(self, name: str, *, now_ms: int | None = None) -> None:
-        """Delete a topic; one of the same name can be created at once.
-
-        `KafkaLog.delete_topic` says when its directories go. Raises UnknownTopicError.
-        """
+        """Delete a topic, as `Log` says, and what of its directories can go at once."""
         super().delete_topic(name, now_ms=now_ms)
         topic_deletion.try_deletions(self, now_ms=now_of(now_ms), wait_for=name)
 
@@ -101,13 +98,7 @@ class DirectoryLog(ReadableDirectory, Log):
         reset_writer: bool = False,
         now_ms: int | None = None,
     ) -> CommitResult:
-        """Append what tasks have staged, at once or not at all, and remove the staged files.
-
-        A batch that its writer has committed already is skipped. `create` says how to create topics
-        that do not exist; without it they are an error. Raises CommitConflictError for an
-        older batch (`reset_writer` lets it pass), and StorageError for staged files that are not
-        what their tasks said. Raises CommitInDoubtError when only the next holder can tell.
-        """
+        """Append what tasks have staged, as `Log` says, and remove the staged files."""
         now_ms = now_of(now_ms)
 
         def work() -> CommitResult:
@@ -156,21 +147,14 @@ class DirectoryLog(ReadableDirectory, Log):
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None
     ) -> list[RetentionStats]:
-        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
-
-        With any policy segments wholly below the log start go. The background cleaner does the
-        same. Returns one entry per partition that lost segments, or could not.
-        """
+        """Delete what retention does not keep; with any policy what lies below the log start."""
         self.check_writable()
         return retention.apply_retention(self, topic, now_ms=now_of(now_ms))
 
     def delete_records(
         self, topic: str, partition: int, before: int, *, now_ms: int | None = None
     ) -> int:
-        """Let a partition begin at offset `before` (-1: at its end); returns where it begins.
-
-        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
-        """
+        """Let a partition begin at offset `before`, as `Log` says; return where it begins."""
         self.check_partition(topic, partition)
         return retention.delete_records(self, topic, partition, before, now_ms=now_of(now_ms))
 

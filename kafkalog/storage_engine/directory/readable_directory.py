@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.kept_appenders import KeptAppenders
     from kafkalog.storage_engine.directory.transaction import Transaction
     from kafkalog.storage_engine.reading.directory_snapshot import DirectorySnapshot
-    from kafkalog.storage_engine.segment.byte_source import LateFiles
     from kafkalog.storage_engine.transactions.producers import Producers
     from kafkalog.storage_engine.writing.staging_target import AttemptName, StagingTarget
 
@@ -65,8 +64,6 @@ class ReadableDirectory(ReadableLog):
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False
-        self.late: LateFiles = {}
-        """Segments whose bytes a cleaning fetches when it reads them."""
         self._kept: KeptAppenders | None = None
         commit_file = self.root / layout.COMMIT
         self._journal = _journal_of_tasks(self.root) if is_task else journal_of(self.root)
@@ -186,16 +183,7 @@ class ReadableDirectory(ReadableLog):
         known_end: int = 0,
         check: Callable[[TopicState], None] = lambda topic: None,
     ) -> DirectorySnapshot:
-        """Open a snapshot of a partition; close it after use.
-
-        Args:
-            topic: The topic.
-            partition: The partition.
-            whole: Whether all segments are opened at once.
-            start: The offset at which reading will begin.
-            known_end: A high watermark that a broker may not know after a restart.
-            check: Called with the state of a log of ours, which it may refuse.
-        """
+        """Open a snapshot of a partition, as `ReadableLog` says; close it after use."""
         from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
 
         topic_id = self.check_partition(topic, partition)

@@ -180,16 +180,13 @@ def seal_batches(
         pack_crc(target, position + layout.CRC_POSITION, crc)
 
 
-def iterate_headers(
-    buffer: Buffer, start: int = 0, end: int | None = None
-) -> Iterator[tuple[int, BatchHeader]]:
-    """Yield (position, header) of each whole batch or message in `buffer[start:end]`.
+def iterate_headers(buffer: Buffer) -> Iterator[tuple[int, BatchHeader]]:
+    """Yield (position, header) of each whole batch or message in `buffer`.
 
     Stops before the first incomplete one, wrong magic or impossible length. Does not compare
     checksums. Kafka: FileLogInputStream.nextBatch.
     """
-    position = start
-    limit = len(buffer) if end is None else min(end, len(buffer))
-    while (header := read_header(buffer, position, limit - position)) is not None:
+    position = 0
+    while (header := read_header(buffer, position, len(buffer) - position)) is not None:
         yield position, header
         position += header.size

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs.files import is_users, users
@@ -91,6 +91,20 @@ class ObjectEntry:
     name: str
     size: int
     modified_ms: int
+
+
+class ObjectReader(Protocol):
+    """What reads parts of objects: a client, or files that stand in for some."""
+
+    @property
+    def address(self) -> StoreAddress:
+        """The address of the log, for errors."""
+
+    def first_bytes(self, name: str, size: int) -> bytes:
+        """Return an object's first `size` bytes, or fewer. Raises StorageError."""
+
+    def fetch(self, name: str, position: int, size: int) -> memoryview:
+        """Return `size` bytes at `position`. Raises StorageError if there are fewer."""
 
 
 class ObjectClient:
@@ -244,28 +258,6 @@ class ObjectClient:
         self._check_length(name, size, len(data))
         return data
 
-    def read(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[memoryview]:
-        """Return the ranges (position, size) of an object, in their order.
-
-        Ranges that touch each other become one request. Raises StorageError if bytes are missing.
-        """
-        if not ranges:
-            return []
-        starts, sizes = [start for start, _ in ranges], [size for _, size in ranges]
-        key = self._key(name)
-        found = self._read(
-            GET,
-            name,
-            lambda: self._obstore.get_ranges(
-                self._once, key, starts=starts, lengths=sizes, coalesce=0
-            ),
-            requests=_separate(ranges),
-        )
-        views = [memoryview(each) for each in found]
-        for size, view in zip(sizes, views, strict=True):
-            self._check_length(name, size, len(view))
-        return views
-
     def head(self, name: str) -> ObjectEntry | None:
         """Return an object's entry, or None if it is missing. Raises StorageError."""
         try:
@@ -400,7 +392,7 @@ class ObjectClient:
             self._stores[wanted] = _opened(self.address, silence_s, patience_s, self._credentials)
         return self._stores[wanted]
 
-    def _read(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
+    def _read(self, kind: str, name: str, act: Callable[[], _T]) -> _T:
         """Send a request that changes nothing, as `_repeated` does, when the store has room for it.
 
         A store that asks for fewer requests gets fewer at once.
@@ -419,9 +411,9 @@ class ObjectClient:
                         self.throttle.halve(turn)
                     raise
 
-        return self._repeated(kind, name, throttled, requests=requests)
+        return self._repeated(kind, name, throttled)
 
-    def _repeated(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
+    def _repeated(self, kind: str, name: str, act: Callable[[], _T]) -> _T:
         """Send a request again and again while it fails and patience lasts.
 
         An answer that says for certain that the object is missing, or that the store will never
@@ -441,10 +433,10 @@ class ObjectClient:
                 time.sleep(min(pause, max(0.0, end - time.monotonic())) * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-        return self._ask(kind, name, repeated, requests=requests)
+        return self._ask(kind, name, repeated)
 
     def _ask(self, kind: str, name: str, act: Callable[[], _T], *, requests: int = 1) -> _T:
-        """Send a request, or as many as one call of obstore sends; errors become StorageErrors."""
+        """Send a request, or read on in an answer (no `requests`); errors become StorageErrors."""
         check_and_note_use(self._place(name))
         with _sent_lock:
             self._counts[kind] += requests
@@ -500,15 +492,6 @@ def requests_sent(address: StoreAddress) -> Counter[str]:
     """Return the requests that all clients of an address in this process have sent, by kind."""
     with _sent_lock:
         return Counter(_sent.get(address))
-
-
-def _separate(ranges: Sequence[tuple[int, int]]) -> int:
-    """Return how many requests ranges become that are joined where they touch."""
-    count, end = 0, -1
-    for position, size in sorted(ranges):
-        count += position > end
-        end = max(end, position + size)
-    return count
 
 
 _memory_lock = threading.Lock()

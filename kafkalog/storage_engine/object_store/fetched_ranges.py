@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.client import ObjectReader
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent
 
 RANGE_SIZE: Final = 8 << 20
@@ -38,7 +38,7 @@ class FetchedRanges:
     """The ranges that some extents need; `close` it, or use it in a `with`. Thread-safe."""
 
     def __init__(
-        self, client: ObjectClient, extents: Iterable[PlacedExtent], *, kept_size: int = KEPT_SIZE
+        self, client: ObjectReader, extents: Iterable[PlacedExtent], *, kept_size: int = KEPT_SIZE
     ) -> None:
         """Send no request yet."""
         self.client = client

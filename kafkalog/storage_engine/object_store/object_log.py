@@ -356,10 +356,7 @@ class ObjectLog(Log):
     def delete_records(
         self, topic: str, partition: int, before: int, *, now_ms: int | None = None
     ) -> int:
-        """Let a partition begin at offset `before` (-1: at its end); return where it begins.
-
-        Raises InvalidInputError unless `cleanup.policy` has delete, and OffsetOutOfRangeError.
-        """
+        """Let a partition begin at offset `before`, as `Log` says; return where it begins."""
         self.check_partition(topic, partition)
         return self.change(
             lambda change: change.delete_records(topic, partition, before), now_ms=now_of(now_ms)
@@ -368,10 +365,7 @@ class ObjectLog(Log):
     def apply_retention(
         self, topic: str | None = None, *, now_ms: int | None = None
     ) -> list[RetentionStats]:
-        """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
-
-        Extents go whole, in one commit. Returns one entry per partition that lost records.
-        """
+        """Delete what retention does not keep, in one commit; extents go whole."""
         at_ms = now_of(now_ms)
 
         def retain(draft: StoreDraft) -> list[RetentionStats]:

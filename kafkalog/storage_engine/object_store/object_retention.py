@@ -7,7 +7,7 @@ their object, as a directory takes that of the file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kafkalog.storage_engine.log.results import RetentionStats
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -16,7 +16,13 @@ from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 from kafkalog.storage_engine.object_store.stored_segments import StoredSegment, stored_segments
 
 
-def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> list[RetentionStats]:
+def apply_retention(
+    draft: StoreDraft,
+    topic: str | None,
+    *,
+    now_ms: int,
+    is_skipped: Callable[[str, int], bool] = lambda topic, partition: False,
+) -> list[RetentionStats]:
     """Draft the retention of a topic, or of every topic.
 
     Returns one entry per partition that loses records.
@@ -27,6 +33,8 @@ def apply_retention(draft: StoreDraft, topic: str | None, *, now_ms: int) -> lis
             continue
         config = TopicConfig.parse(known.config)
         for number, state in known.present():
+            if is_skipped(name, number):
+                continue
             segments = stored_segments(draft.store, known, number)
 
             def is_older(

@@ -27,8 +27,9 @@ from kafkalog.storage_engine.segment.open_segment import Chunk, OpenSegment
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
-    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.client import ObjectReader
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
+    from kafkalog.storage_engine.segment.byte_source import ByteSource
 
 
 class ObjectSnapshot(PartitionSnapshot):
@@ -142,7 +143,7 @@ class ObjectSnapshot(PartitionSnapshot):
                 TimeIndex(partial(side.section, layout.TIME_INDEX), base_offset),
             )
         return OpenSegment(
-            ExtentBytes(self._ranges, placed, following),
+            self._bytes_of(placed, following),
             f"{self._ranges.client.address}/{placed.object_name}, extent of byte {extent.position}",
             base_offset,
             end_offset=extent.next_offset,
@@ -150,6 +151,10 @@ class ObjectSnapshot(PartitionSnapshot):
             indexes=indexes,
             largest_timestamp=extent.max_timestamp,
         )
+
+    def _bytes_of(self, placed: PlacedExtent, following: Sequence[PlacedExtent]) -> ByteSource:
+        """Return the bytes of an extent; those of `following` are read next."""
+        return ExtentBytes(self._ranges, placed, following)
 
     def _wanted(self, start: int, end: int) -> Sequence[PlacedExtent]:
         """Return the extents that hold [start, end); raises StorageError if one is missing."""
@@ -170,7 +175,7 @@ class ObjectSnapshot(PartitionSnapshot):
 
 
 def open_snapshot(
-    client: ObjectClient,
+    client: ObjectReader,
     state: StoreState,
     topic: str,
     partition: int,

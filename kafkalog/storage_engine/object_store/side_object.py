@@ -22,7 +22,7 @@ from kafkalog.storage_engine.segment.gaps import decoded
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.fs.files import Buffer
-    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.client import ObjectReader
     from kafkalog.storage_engine.segment.byte_source import ByteSource
     from kafkalog.storage_engine.segment.gaps import Gaps
 
@@ -87,7 +87,7 @@ class _SectionBytes:
 class SideObject:
     """The sections of one object, fetched on demand; threads may share it."""
 
-    def __init__(self, client: ObjectClient, name: str, data: Buffer = b"") -> None:
+    def __init__(self, client: ObjectReader, name: str, data: Buffer = b"") -> None:
         """Name an object; `data` is its beginning, or all of it, if that is here."""
         self._client = client
         self._name = name

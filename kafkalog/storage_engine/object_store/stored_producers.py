@@ -17,12 +17,12 @@ from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapsho
 from kafkalog.storage_engine.transactions.producers import Producers
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.client import ObjectReader
     from kafkalog.storage_engine.object_store.store_state import StoreState
 
 
 def recorded_producers(
-    client: ObjectClient, state: StoreState, topic: str, partition: int
+    client: ObjectReader, state: StoreState, topic: str, partition: int
 ) -> Producers:
     """Return the producers at a partition's high watermark; a request if there are any.
 

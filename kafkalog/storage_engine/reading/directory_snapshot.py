@@ -38,7 +38,6 @@ from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
-from kafkalog.storage_engine.segment.byte_source import LateFiles
 from kafkalog.storage_engine.segment.listing import Listing
 from kafkalog.storage_engine.segment.loss import Loss, lost_adopted
 from kafkalog.storage_engine.segment.offset_chain import GapLists
@@ -98,7 +97,6 @@ def _opened(
     segments: Sequence[SegmentFiles],
     place: int,
     gaps: GapLists | None,
-    late: LateFiles | None = None,
 ) -> OpenSegmentFile:
     segment = segments[place]
     is_last = place + 1 == len(segments)
@@ -110,7 +108,6 @@ def _opened(
         high_watermark=state.high_watermark,
         gaps=gaps,
         listed_from=state.listed_from,
-        late=late,
     )
 
 
@@ -154,7 +151,6 @@ class DirectorySnapshot(PartitionSnapshot):
         load_state: Callable[[], PartitionState] | None = None,
         start: int | None = None,
         held: bool = False,
-        late: LateFiles | None = None,
         listing: Listing,
         aborted: Sequence[AbortedTransaction] | None = None,
         lost: Sequence[Loss] = (),
@@ -173,7 +169,6 @@ class DirectorySnapshot(PartitionSnapshot):
         self.segments = _committed(segments, state)
         self._load_state = load_state
         self._held = held
-        self._late = late
         self._listing = listing
         self._known_aborted = aborted
         self.lost = tuple(lost)
@@ -260,7 +255,7 @@ class DirectorySnapshot(PartitionSnapshot):
             if base_offset >= end:
                 return
             try:
-                segment = _opened(self.state, self.segments, place, self._window.gaps, self._late)
+                segment = _opened(self.state, self.segments, place, self._window.gaps)
             except FileNotFoundError:
                 following = [after.base_offset for after in self.segments[place + 1 : place + 2]]
                 if following and self._load_state().log_start_offset >= following[0]:
@@ -313,7 +308,6 @@ def open_snapshot(
     *,
     whole: bool = False,
     held: bool = False,
-    late: LateFiles | None = None,
     start: int | None = None,
     locked: bool = True,
     load_aborted: Callable[[], Sequence[AbortedTransaction] | None] | None = None,
@@ -325,12 +319,12 @@ def open_snapshot(
     `load_state` is called under the shared segments lock. A snapshot of more than `WINDOW` segments
     calls it again for each further window. `whole` opens all segments. `held` opens each by name
     when the read gets there. It is for the holder of the cleaner lock, who alone replaces segments
-    and no longer reads the replaced ones; those of `late` are brought then. `start` is the offset
-    of the first read, if known. `locked` is False for a broker's directory, to leave no lock files
-    there. `load_aborted` returns the aborted transactions for the last loaded state (None: read the
-    `.txnindex` files). `load_lost` returns the records that are gone; by default, the segments of
-    which only the indexes are left, of those that an adoption took. `check_topic` is called after
-    files were opened by name. It raises if the directory is another topic's by now.
+    and no longer reads the replaced ones. `start` is the offset of the first read, if known.
+    `locked` is False for a broker's directory, to leave no lock files there. `load_aborted` returns
+    the aborted transactions for the last loaded state (None: read the `.txnindex` files).
+    `load_lost` returns the records that are gone; by default, the segments of which only the
+    indexes are left, of those that an adoption took. `check_topic` is called after files were
+    opened by name. It raises if the directory is another topic's by now.
     """
 
     def opened(state: PartitionState, listed: list[SegmentFiles]) -> DirectorySnapshot:
@@ -344,7 +338,6 @@ def open_snapshot(
             load_state=later,
             start=start,
             held=held,
-            late=late,
             listing=listing,
             aborted=None if load_aborted is None else load_aborted(),
             lost=(load_lost or (lambda found: lost_adopted(directory, state, found)))(listed),

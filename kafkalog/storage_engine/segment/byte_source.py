@@ -6,14 +6,9 @@ A log directory has them in a file. A log in an object store has them in extents
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from kafkalog.storage_engine.fs import files
-
-LateFiles: TypeAlias = Mapping[Path, Callable[[], None]]
-"""Files that have their size, and no byte yet: what brings the bytes, by path."""
 
 
 class ByteSource(Protocol):
@@ -75,18 +70,3 @@ class FileBytes:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
-
-
-class LateBytes(FileBytes):
-    """The bytes of an open file that has its size only; the first read brings them."""
-
-    __slots__ = ("_bring",)
-
-    def __init__(self, fd: int, bring: Callable[[], None]) -> None:
-        super().__init__(fd)
-        self._bring = bring
-
-    def read_at(self, size: int, position: int) -> bytes:
-        """Return `size` bytes at `position`; raises what bringing them raises."""
-        self._bring()
-        return super().read_at(size, position)

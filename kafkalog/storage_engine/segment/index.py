@@ -150,6 +150,11 @@ class TimeIndex(_IndexFile):
         for _, entry in self._search(lambda entry: self._is_used(entry) and entry[0] < timestamp):
             yield entry
 
+    def last_time(self) -> int | None:
+        """Return the timestamp of the last entry in use, or None."""
+        entry = self.last_entry()
+        return None if entry is None else entry[0]
+
     def _unpack(self, data: bytes) -> tuple[int, int]:
         timestamp, relative_offset = layout.TIME_INDEX_ENTRY.unpack(data)
         return timestamp, self.base_offset + relative_offset

@@ -142,6 +142,10 @@ class OpenSegment:
     def close(self) -> None:
         """Let go of the bytes."""
 
+    def has_whole_time_index(self) -> bool:
+        """Return whether the time index is whole, as one with a checksum is."""
+        return True
+
     def chunks(self, start: int, end: int, size: int) -> Iterator[Chunk]:
         """Yield the batches that reach into [start, end), `size` bytes at a time.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.byte_source import FileBytes, LateBytes, LateFiles
+from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.index import OffsetIndex, TimeIndex
 from kafkalog.storage_engine.segment.open_segment import OpenSegment
 from kafkalog.storage_engine.segment.segment_times import SegmentTimes, segment_times, times_after
@@ -29,13 +29,11 @@ class OpenSegmentFile(OpenSegment):
         high_watermark: int = layout.INT64_MAX,
         gaps: GapLists | None = None,
         listed_from: int = 0,
-        late: LateFiles | None = None,
     ) -> None:
         """Open the file, to be read to its end or to `committed` bytes.
 
         No batch in these bytes begins at or above `high_watermark`. With `gaps`, batches from
-        `listed_from` on have no other gaps. If the file is one of the `late` ones, the first read
-        brings its bytes.
+        `listed_from` on have no other gaps.
 
         Raises StorageError, and FileNotFoundError when it is gone since it was listed. A file with
         fewer bytes is read as far as it goes; whoever reads past that gets a StorageError.
@@ -43,11 +41,7 @@ class OpenSegmentFile(OpenSegment):
         self.files = segment
         self._gaps = gaps
         self._listed_from = listed_from
-        bring = None if late is None else late.get(segment.log)
-        self.is_late = bring is not None
-        """Whether the file may have its size only."""
-        fd = files.open_listed(segment.log, ", or clean the topic first")
-        self._file = FileBytes(fd) if bring is None else LateBytes(fd, bring)
+        self._file = FileBytes(files.open_listed(segment.log, ", or clean the topic first"))
         base = segment.base_offset
         super().__init__(
             self._file,

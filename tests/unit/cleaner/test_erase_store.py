@@ -5,29 +5,26 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.erasure.erase import Erasure, erase
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
 from kafkalog.erasure.store_scan import StoreScan
 from kafkalog.erasure.topic_files import FileKind
-from kafkalog.errors import CommitInDoubtError, InvalidInputError, StorageError
+from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.records.record_batches import record_batches
 from kafkalog.storage_engine.writing.staged_message import StagedMessage
 from kafkalog.storage_engine.writing.staging import StagedWriter
-from tests.unit.cleaner.store_copy import copy_segments
 from tests.unit.cleaner.test_store_cleaner import named, records, stored
-from tests.unit.cleaner.transactional_log import Log
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
@@ -54,9 +51,9 @@ def fill(log: ObjectLog, config: Mapping[str, str] = PLAIN) -> None:
         log.append("t", [*rows, (LONGER, f"{turn}")], now_ms=NOW)
         log.append("others", [("other-key", "theirs")], now_ms=NOW)
         if turn == 0:
-            store_manager.clean(log, force=True, now_ms=NOW)
+            manager.clean(log, force=True, now_ms=NOW)
         if turn == 1:
-            store_manager.regroup_due(log, force=True, now_ms=NOW)
+            upkeep.regroup_due(log, force=True, now_ms=NOW)
 
 
 def erased(log: ObjectLog, *keys: str, now_ms: int = NOW, **options: Any) -> Erasure:
@@ -111,14 +108,6 @@ def test_no_object_of_the_store_has_the_key_afterwards(log: ObjectLog) -> None:
     assert named(log) == stored(log)
 
 
-def test_offsets_and_values_of_other_records_stay(log: ObjectLog) -> None:
-    log.create_topic("t", 1, PLAIN)
-    log.append("t", [("a", "1"), (KEY, "2"), ("b", "3")], now_ms=NOW)
-    erased(log)
-    assert records(log)["t", 0] == [(0, b"a", b"1"), (2, b"b", b"3")]
-    assert log.offsets("t") == {0: (0, 4)}
-
-
 def test_objects_without_the_key_are_left_alone(log: ObjectLog) -> None:
     fill(log)
     other = {name for name, _ in log.store_state().extents(log.describe("others").topic_id, 0)}
@@ -127,44 +116,6 @@ def test_objects_without_the_key_are_left_alone(log: ObjectLog) -> None:
     state = log.store_state()
     kept = {name for name, _ in state.extents(log.describe("others").topic_id, 0)}
     assert other - fresh <= kept
-
-
-def test_a_key_that_is_nowhere_changes_nothing(log: ObjectLog) -> None:
-    fill(log)
-    number = log.state().number
-    found = erased(log, "nobody-knows")
-    assert (found.is_erased, found.before.found, found.deletions) == (True, 0, {})
-    assert log.state().number == number
-
-
-def test_a_topic_that_is_not_compacted_is_refused(log: ObjectLog) -> None:
-    log.create_topic("t", 1, {"cleanup.policy": "delete"})
-    with pytest.raises(InvalidInputError, match=r"cleanup\.policy is delete"):
-        erased(log)
-
-
-# --- the tombstone -------------------------------------------------------------------------------
-
-
-def test_a_deletion_stays_until_its_horizon_and_is_not_written_again(log: ObjectLog) -> None:
-    fill(log)
-    first = erased(log, now=False, wait=lambda until_ms: None)
-    (left,) = first.after.residuals
-    assert left.until_ms == NOW + DAY and "the deletion itself" in left.sentence
-    assert left.partition is not None and [*first.deletions] == [left.partition]
-    assert len(objects_with(log)) == 1
-    again = erased(log, now=False, wait=lambda until_ms: None, now_ms=NOW + DAY - 1)
-    assert (again.deletions, again.is_erased) == ({}, False)
-    last = erased(log, now=False, wait=lambda until_ms: None, now_ms=NOW + DAY)
-    assert (last.deletions, last.is_erased) == ({}, True)
-    assert objects_with(log) == []
-
-
-def test_with_now_the_deletions_of_other_keys_stay(log: ObjectLog) -> None:
-    log.create_topic("t", 1, PLAIN)
-    log.append("t", [(KEY, "1"), ("other", "1"), ("other", None)], now_ms=NOW)
-    assert erased(log).is_erased
-    assert [(key, value) for _, key, value in records(log)["t", 0]] == [(b"other", None)]
 
 
 # --- dropped objects -----------------------------------------------------------------------------
@@ -177,7 +128,7 @@ def test_dropped_objects_are_named_with_the_time_until_which_they_stay(log: Obje
     assert dropped and {one.until_ms for one in dropped} == {NOW + HOUR}
     assert all("file.delete.delay.ms (1 hour)" in one.sentence for one in dropped)
     assert {str(one.path) for one in dropped} <= {*log.store_state().dead}
-    assert store_manager.sweep(log, now_ms=NOW + HOUR)
+    assert upkeep.sweep(log, now_ms=NOW + HOUR)
     (left,) = occurrences(log).residuals
     assert "deletion" in left.sentence
 
@@ -196,7 +147,7 @@ def test_who_waits_for_dropped_objects_is_told_until_when(log: ObjectLog) -> Non
 def test_the_collector_of_another_process_deletes_what_was_dropped(log: ObjectLog) -> None:
     fill(log)
     erased(log, now=False)
-    store_manager.sweep(ObjectLog(log.address), now_ms=NOW + HOUR)
+    upkeep.sweep(ObjectLog(log.address), now_ms=NOW + HOUR)
     assert erased(log, now_ms=NOW + HOUR).is_erased
     assert objects_with(log) == []
 
@@ -283,56 +234,6 @@ def test_commits_and_indexes_are_searched_too(log: ObjectLog) -> None:
     assert left_out and all(layout.topic_of_stored(name) == other for name in left_out)
 
 
-# --- obstacles -----------------------------------------------------------------------------------
-
-
-def test_a_lag_is_named(log: ObjectLog) -> None:
-    log.create_topic("t", 1, {**PLAIN, "min.compaction.lag.ms": "60000"})
-    log.append("t", [(KEY, "1")], now_ms=NOW)
-    left = erased(log).after.residuals
-    assert left and all("min.compaction.lag.ms" in one.sentence for one in left)
-    assert {one.until_ms for one in left} == {NOW + 60_000}
-    assert erased(log, now_ms=NOW + 60_000).is_erased
-    assert objects_with(log) == []
-
-
-def copied(local: Log, stored: ObjectLog) -> None:
-    """Copy what is new in a local log with transactions into a store."""
-    with local.engine.transaction() as transaction:
-        transaction.roll("t", 0, NOW)
-        transaction.publish(NOW)
-    copy_segments(local.engine, stored, "t", 0)
-
-
-def test_records_of_aborted_transactions_go_and_control_records_are_none(
-    log: ObjectLog, tmp_path: Path
-) -> None:
-    local = Log.create(tmp_path / "log")
-    log.create_topic("t", 1, PLAIN)
-    local.transact(1, 7, 8)
-    local.abort(1)
-    local.data(9)
-    copied(local, log)
-    assert occurrences(log, "7").found == 1
-    found = erased(log, "7")
-    assert (found.deletions, found.is_erased) == ({}, True)
-    assert [key for _, key, _ in records(log)["t", 0]] == [b"9"]
-
-
-def test_an_open_transaction_is_named(log: ObjectLog, tmp_path: Path) -> None:
-    local = Log.create(tmp_path / "log")
-    log.create_topic("t", 1, PLAIN)
-    local.data(7)
-    local.data(7, producer=1, transactional=True, tombstones=True)
-    copied(local, log)
-    found = erased(log, "7")
-    assert (found.deletions, found.is_erased) == ({}, False)
-    assert any(
-        "The transaction of producer 1 is open from offset 1" in one.sentence
-        for one in found.after.residuals
-    )
-
-
 # --- others at work ------------------------------------------------------------------------------
 
 
@@ -354,10 +255,10 @@ def during_the_first_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> Er
 def test_another_cleaner_that_is_quicker_keeps_no_key(log: ObjectLog, is_regrouped: bool) -> None:
     fill(log)
     if is_regrouped:
-        store_manager.regroup_due(log, force=True, now_ms=NOW)
+        upkeep.regroup_due(log, force=True, now_ms=NOW)
     before = others(log)
     found = during_the_first_swap(
-        log, lambda other: store_manager.clean(other, "t", force=True, now_ms=NOW)
+        log, lambda other: manager.clean(other, "t", force=True, now_ms=NOW)
     )
     assert found.is_erased
     assert objects_with(log) == []
@@ -392,8 +293,8 @@ def test_a_collector_during_the_search_hides_no_record(
     def late(scan: StoreScan, wanted: Any) -> Any:
         while acts:
             acts.pop()
-            store_manager.clean(other, "t", force=True, now_ms=NOW)
-            store_manager.sweep(other, now_ms=NOW + HOUR)
+            manager.clean(other, "t", force=True, now_ms=NOW)
+            upkeep.sweep(other, now_ms=NOW + HOUR)
         return fetched(scan, wanted)
 
     monkeypatch.setattr(StoreScan, "_fetched", late)
@@ -434,11 +335,3 @@ def test_an_erasure_that_is_killed_at_any_request_is_completed_by_the_next(
 
 
 # --- who does it ---------------------------------------------------------------------------------
-
-
-def test_python_erases_in_an_object_store_as_in_a_directory(log: ObjectLog) -> None:
-    fill(log)
-    with kafkalog.open(log.root) as opened:
-        assert opened.occurrences("t", [KEY], now_ms=NOW).found
-        assert opened.erase("t", [KEY], now=True, now_ms=NOW).is_erased
-        assert opened.occurrences("t", [KEY], now_ms=NOW).residuals == ()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,11 +13,9 @@ import pytest
 import kafkalog
 from kafkalog.cleaner.key_index.key_index import KeyIndexWriter
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
-from kafkalog.datasource.ktable import KTable
-from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
+from kafkalog.errors import CorruptLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.format.batch import BatchHeader, iterate_headers
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.place import directory_log_of
 from kafkalog.storage_engine.transactions.transaction_index import (
@@ -50,88 +46,8 @@ def indexes(log: KafkaLog) -> list[Path]:
     return sorted((log.root / "t-0").glob(f"*{layout.KEYS}"))
 
 
-def headers_of(path: Path) -> list[tuple[int, BatchHeader]]:
-    return list(iterate_headers(path.read_bytes()))
-
-
 def value(record: Record | None) -> str | None:
     return None if record is None or record.value is None else record.value.decode()
-
-
-def test_a_lookup_finds_the_latest_value_wherever_it_is(log: KafkaLog) -> None:
-    put(log, ("a", "1"), ("b", "1"), ("c", "1"))
-    LogBuilder(log).clean()
-    put(log, ("b", "2"))
-    put(log, ("c", None))
-
-    assert value(log.lookup("t", "a")) == "1"
-    assert value(log.lookup("t", b"b")) == "2"
-    assert log.lookup("t", "c") is None
-    assert log.lookup("t", "d") is None
-    assert log.lookup("t", "") is None
-
-
-def test_a_record_tells_where_it_stands(log: KafkaLog) -> None:
-    log.append("t", [("a", "1")], now_ms=NOW_MS)
-    assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
-    LogBuilder(log).clean()
-    assert log.lookup("t", "a") == Record("t", 0, 0, NOW_MS, b"a", b"1")
-
-
-def test_headers_come_along(log: KafkaLog) -> None:
-    import pyarrow as pa
-
-    from kafkalog.schema import HEADERS
-
-    headers = pa.array([[{"key": "h", "value": b"1"}, {"key": "h", "value": None}]], HEADERS)
-    log.append("t", pa.table({"key": ["a"], "value": ["1"], "headers": headers}))
-    LogBuilder(log).clean()
-
-    found = log.lookup("t", "a")
-    assert found is not None
-    assert found.headers == (("h", b"1"), ("h", None))
-
-
-@pytest.mark.slow
-def test_drawn_logs_give_what_a_dictionary_gives(log: KafkaLog) -> None:
-    dice = random.Random(1)
-    table: dict[str, str | None] = {}
-    with KeyLookup(directory_log_of(log), "t") as lookup:
-        for step in range(12):
-            for _ in range(3):
-                pairs = [
-                    (f"key-{dice.randrange(300)}", None if dice.random() < 0.2 else f"{step}-{i}")
-                    for i in range(60)
-                ]
-                put(log, *pairs)
-                table.update(pairs)
-            if dice.random() < 0.6:
-                LogBuilder(log).clean()
-            for key in [f"key-{i}" for i in range(0, 310, 3)]:
-                assert value(lookup.get(key)) == table.get(key), (step, key)
-                assert value(log.lookup("t", key)) == table.get(key), (step, key)
-            keys = [f"key-{i}" for i in range(310)]
-            found = lookup.get_many(keys)
-            assert {key: value(record) for key, record in found.items()} == {
-                key: table.get(key) for key in keys
-            }, step
-    assert indexes(log)
-
-
-def test_many_keys_give_what_each_gives(tmp_path: Path) -> None:
-    with LogBuilder(tmp_path / "log").topic(partitions=3, **CONFIG) as log:
-        log.append("t", [(f"key-{i}", f"{i}" * 20, [("n", b"1")] * (i % 2)) for i in range(900)])
-        LogBuilder(log).clean()
-        log.append("t", [(f"key-{i}", None if i % 3 else "new") for i in range(0, 900, 20)])
-        keys: list[str | bytes] = [f"key-{i}" for i in range(0, 1000, 7)]
-        keys += [b"key-20", "key-20", ""]
-        with KTable(None, log.root, "t") as table:
-            found = table.lookup_many(keys)
-            assert list(found) == list(dict.fromkeys(keys))
-            assert found == {key: table.lookup(key) for key in keys}
-            assert table.lookup_many([]) == {}
-            placed = table.lookup_many(["key-14"], partition=1)["key-14"]
-            assert placed == table.lookup("key-14", partition=1)
 
 
 def test_many_keys_pass_over_a_damaged_index(log: KafkaLog) -> None:
@@ -145,34 +61,6 @@ def test_many_keys_pass_over_a_damaged_index(log: KafkaLog) -> None:
         found = lookup.get_many(f"key-{i}" for i in range(501))
         assert [value(record) for record in found.values()] == [*map(str, range(500)), None]
         assert lookup.scanned_bytes > 0
-
-
-def test_the_error_of_many_keys_names_the_damaged_batch(log: KafkaLog) -> None:
-    put(log, *((f"key-{i}", f"{i}") for i in range(500)))
-    LogBuilder(log).clean()
-    path = sorted((log.root / "t-0").glob(f"*{layout.LOG}"))[0]
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    position = max(int(p) for p, _ in headers_of(path))
-    with (
-        KeyLookup(directory_log_of(log), "t") as lookup,
-        pytest.raises(CorruptLogError, match=f"{path.name}.*{position}"),
-    ):
-        lookup.get_many(f"key-{i}" for i in range(500))
-
-
-def test_a_cleaned_segment_is_not_scanned(log: KafkaLog) -> None:
-    put(log, *((f"key-{i}", "v" * 50) for i in range(500)))
-    LogBuilder(log).clean()
-    with KeyLookup(directory_log_of(log), "t") as lookup:
-        assert value(lookup.get("key-7")) == "v" * 50
-        assert lookup.get("nobody") is None
-        assert lookup.scanned_bytes == 0
-        put(log, ("key-8", "new"))
-        assert value(lookup.get("key-7")) == "v" * 50
-        assert 0 < lookup.scanned_bytes < 200
-        assert len(indexes(log)) > 1
 
 
 def test_a_lost_index_costs_a_scan_and_the_next_cleaning_writes_it_anew(log: KafkaLog) -> None:
@@ -239,107 +127,6 @@ def test_an_old_index_goes_before_its_segment(log: KafkaLog) -> None:
     assert indexes(log)[0].read_bytes() != before
     assert log.lookup("t", "secret-key") is None
     assert not list((log.root / "t-0").glob(f"{layout.SPILL}*"))
-
-
-def test_retention_takes_the_index_with_its_segment(log: KafkaLog) -> None:
-    for step in range(6):
-        put(log, *((f"key-{step}-{i}", "v" * 80) for i in range(60)))
-    LogBuilder(log).clean()
-    before = indexes(log)
-    assert len(before) > 2
-    log.alter_topic("t", {"cleanup.policy": "compact,delete"})
-    log.delete_records("t", 0, 200)
-    directory_log_of(log).apply_retention("t", now_ms=NOW_MS)
-
-    assert len(indexes(log)) < len(before)
-    assert log.lookup("t", "key-0-0") is None
-    assert value(log.lookup("t", "key-5-59")) == "v" * 80
-
-
-def test_records_below_the_log_start_are_not_found(log: KafkaLog) -> None:
-    put(log, ("a", "1"), ("b", "1"))
-    LogBuilder(log).clean()
-    log.alter_topic("t", {"cleanup.policy": "compact,delete"})
-    log.delete_records("t", 0, 1)
-    assert log.lookup("t", "a") is None
-    assert value(log.lookup("t", "b")) == "1"
-
-
-def test_the_key_is_looked_for_where_the_default_partitioner_sends_it(tmp_path: Path) -> None:
-    with kafkalog.open(tmp_path) as log:
-        log.create_topic("t", 5, CONFIG)
-        log.append("t", [(f"key-{i}", f"{i}") for i in range(200)])
-        log.clean("t", force=True)
-        with KeyLookup(directory_log_of(log), "t") as lookup:
-            for number in range(200):
-                assert value(lookup.get(f"key-{number}")) == str(number)
-
-
-def test_a_record_sent_elsewhere_is_found_in_its_partition(tmp_path: Path) -> None:
-    with kafkalog.open(tmp_path) as log:
-        log.create_topic("t", 3, CONFIG)
-        put(log, ("a", "1"), partition=1)
-        put(log, ("a", "2"), partition=2)
-        assert value(log.lookup("t", "a", partition=1)) == "1"
-        assert value(log.lookup("t", "a", partition=2)) == "2"
-        with pytest.raises(InvalidInputError, match="there is no 3"):
-            log.lookup("t", "a", partition=3)
-
-
-def test_what_is_no_key_or_no_topic_is_refused(log: KafkaLog) -> None:
-    with pytest.raises(InvalidInputError, match="a key is bytes or text, found int"):
-        log.lookup("t", 7)
-    with pytest.raises(InvalidInputError, match="cannot be encoded as UTF-8"):
-        log.lookup("t", "\ud800")
-    for partition in ("0", 1.5, True, b"0"):
-        with pytest.raises(InvalidInputError, match="partition: expected a whole number, found"):
-            log.lookup("t", "a", partition=partition)
-    with pytest.raises(UnknownTopicError, match="'u' does not exist"):
-        log.lookup("u", "a")
-
-
-def test_who_has_closed_it_looks_nothing_up(log: KafkaLog) -> None:
-    put(log, ("a", "1"))
-    lookup = KeyLookup(directory_log_of(log), "t")
-    assert value(lookup.get("a")) == "1"
-    lookup.close()
-    with pytest.raises(InvalidInputError, match="is closed: create another one"):
-        lookup.get("a")
-
-
-def test_a_topic_made_anew_is_another_one(log: KafkaLog) -> None:
-    put(log, ("a", "1"))
-    with KeyLookup(directory_log_of(log), "t") as lookup:
-        assert value(lookup.get("a")) == "1"
-        log.delete_topic("t")
-        log.create_topic("t", 1, CONFIG)
-        assert lookup.get("a") is None
-
-
-def test_aborted_and_open_transactions_do_not_count(tmp_path: Path) -> None:
-    log = Log.create(tmp_path / "log", cleanup_policy="compact")
-    log.data(1, 2, 3, 4)
-    log.transact(7, 1)
-    log.commit(7)
-    log.transact(7, 2)
-    log.abort(7)
-    log.roll()
-    log.data(9)
-
-    def found(*keys: int) -> list[int | None]:
-        with KeyLookup(log.engine, "t") as lookup:
-            records = [lookup.get(b"%d" % key) for key in keys]
-        return [None if record is None else record.offset for record in records]
-
-    assert found(1, 2, 3, 9) == [4, 1, 2, 8]
-    log.clean()
-    assert found(1, 2, 3, 9) == [4, 1, 2, 8]
-    assert list(log.directory.glob(f"*{layout.KEYS}"))
-    log.transact(7, 3)  # open: the last stable offset stays before it
-    log.data(4)
-    assert found(3, 4) == [2, 3]
-    log.commit(7)
-    assert found(3, 4) == [9, 10]
 
 
 def test_the_transaction_index_is_read_once_for_many_lookups(
@@ -518,33 +305,3 @@ def check(log: KafkaLog, table: dict[str, str | None]) -> int:
             assert value(lookup.get(key)) == expected
         assert lookup.get("nobody") is None
         return lookup.scanned_bytes
-
-
-def test_lookups_go_on_while_the_log_is_written_and_cleaned(log: KafkaLog) -> None:
-    """A key that is there all the time is always found, and its value never goes back."""
-    put(log, *((f"key-{i}", "0") for i in range(200)))
-    faults: list[object] = []
-    done = threading.Event()
-
-    def look() -> None:
-        last = 0
-        try:
-            with KeyLookup(directory_log_of(log), "t") as lookup:
-                while not done.is_set():
-                    found = value(lookup.get("key-100"))
-                    assert found is not None
-                    assert int(found) >= last
-                    last = int(found)
-        except BaseException as fault:
-            faults.append(fault)
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    for step in range(1, 16):
-        put(log, *((f"key-{i}", str(step)) for i in range(step % 3, 200, 2 + step % 4)))
-        put(log, ("key-100", str(step)))
-        if step % 2:
-            LogBuilder(log).clean()
-    done.set()
-    thread.join()
-    assert faults == []

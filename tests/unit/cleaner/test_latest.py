@@ -19,7 +19,7 @@ from kafkalog.cleaner.dedup.latest_records import LatestRecords, find_latest_rec
 from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.spill.spilled import Spilled
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
+from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -130,6 +130,8 @@ def found(
         latest, end = find_latest_records(
             snapshot,
             plan(engine, snapshot),
+            engine.partition_directory("t", 0),
+            start=0,
             make_is_mapped=make_is_mapped,
             config=CleanerConfig(
                 dedupe_buffer_size=24 * slots, spill=spill, io_buffer_size=chunk_size

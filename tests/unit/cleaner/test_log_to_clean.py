@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.dedup.log_to_clean import LogToClean, group_segments_by_size, log_to_clean
+from kafkalog.cleaner.dedup.log_to_clean import LogToClean, log_to_clean
+from kafkalog.cleaner.directory.directory_round import _FileSource
+from kafkalog.cleaner.rewrite.groups import group_segments_by_size
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import PartitionState
 from kafkalog.storage_engine.segment.segments import SegmentFiles
@@ -163,8 +165,9 @@ def test_the_longest_lag_makes_a_log_due_whatever_its_ratio(tmp_path: Path) -> N
 
 
 def groups(segments: list[SegmentFiles], size: int = 10**9, index: int = 10**9, end: int = 10**6):
-    found = group_segments_by_size(segments, max_size=size, max_index_size=index, end=end)
-    assert [s for group in found for s in group] == segments
+    sources = [_FileSource(each) for each in segments]
+    found = group_segments_by_size(sources, max_size=size, max_index_size=index, end=end)
+    assert [s for group in found for s in group] == sources
     return [len(group) for group in found]
 
 

@@ -14,10 +14,10 @@ from typing import BinaryIO
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
+from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.rewrite import swap
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean, retain
+from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner import CleanerStats
-from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -23,7 +23,7 @@ from tests.builders.log_contents import segment_bases
 
 ROWS = 4
 FEW, MANY = 12, 60
-clean_module: Any = importlib.import_module("kafkalog.cleaner.rewrite.clean")
+clean_module: Any = importlib.import_module("kafkalog.cleaner.directory.directory_round")
 
 
 def small_segments(root: Path, count: int, key: Callable[[int], int]) -> DirectoryLog:

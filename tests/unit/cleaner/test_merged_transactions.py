@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.storage_engine.copying.copy import copy
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -48,7 +49,7 @@ def merged(log: DirectoryLog, store: ObjectLog, seed: int) -> None:
     for _ in range(40):
         fill(log, written, 1, NOW_MS)
         copy(log, store, now_ms=NOW_MS)
-        if store_manager.merge_due(store, now_ms=NOW_MS):
+        if upkeep.merge_due(store, now_ms=NOW_MS):
             return
     raise AssertionError("nothing was merged")
 
@@ -65,7 +66,7 @@ def check(log: DirectoryLog, store: ObjectLog, directory: Path) -> None:
     with DirectoryLog(directory) as back:
         copy(store, back, now_ms=NOW_MS)
         assert content(back) == expected
-    cleanings = store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    cleanings = manager.clean(store, "t", force=True, now_ms=NOW_MS)
     assert [each.error for each in cleanings if each.error is not None] == []
     assert producers(store) == expected[2]
 
@@ -97,7 +98,7 @@ def test_batches_below_the_log_start_are_replayed_while_they_are_there(
     for made in (batch(0, 2, of=1), batch(2, 2, producer=(12, 0, 0)), *plain):
         log.append_raw("t", 0, made.data, now_ms=NOW_MS)
         copy(log, store, now_ms=NOW_MS)
-    assert store_manager.merge_due(store, now_ms=NOW_MS)
+    assert upkeep.merge_due(store, now_ms=NOW_MS)
     expected = producers(store)
     assert sorted(expected) == [1, 12]
     store.delete_records("t", 0, 5, now_ms=NOW_MS)

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.metrics import CleanerMetrics, served
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
 from kafkalog.errors import InvalidInputError
@@ -221,7 +221,7 @@ def test_a_log_in_an_object_store_has_metrics_of_its_objects_and_requests() -> N
     log = ObjectLog(memory_address())
     log.create_topic("t")
     log.append("t", [(b"k", b"v")])
-    store_manager.roll_active(log, now_ms=0)
+    upkeep.roll_active(log, now_ms=0)
     with served(log, CleanerThread(log), 0) as port:
         assert value(port, "kafkalog_store_fresh_objects") == 1
         assert value(port, "kafkalog_store_dead_objects") == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner.report.explain import explain
-from kafkalog.cleaner.rewrite import clean as clean_module
+from kafkalog.cleaner.rewrite import round as round_module
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.manager import clean as cleaner_package
 from kafkalog.errors import InvalidInputError
@@ -143,7 +143,7 @@ def cleaner_package_module() -> object:
     import importlib
 
     assert callable(cleaner_package)
-    return importlib.import_module("kafkalog.cleaner.rewrite.clean")
+    return importlib.import_module("kafkalog.cleaner.directory.directory_round")
 
 
 def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
@@ -270,15 +270,15 @@ def test_a_round_that_changes_no_segment_passes_no_pin(
 ) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=300).engine
     LogBuilder(engine).append_each(("a", "1"), ("b", "2"))
-    old, write = engine.state(), clean_module._SecondPass.clean
+    old, write = engine.state(), round_module._SecondPass.clean
     LogBuilder(engine).append_each(*((f"k{i}", "new") for i in range(10)))
 
-    def pin_first(second_pass: clean_module._SecondPass, end: int) -> None:
-        assert end > 2
+    def pin_first(second_pass: round_module._SecondPass) -> None:
+        assert second_pass.work.end > 2
         assert pins.pin(engine.root, ONE, lambda: old, NOW, held=held) is not None
-        write(second_pass, end)
+        write(second_pass)
 
-    monkeypatch.setattr(clean_module._SecondPass, "clean", pin_first)
+    monkeypatch.setattr(round_module._SecondPass, "clean", pin_first)
     clean(engine, "t", force=True, now_ms=NOW)
     assert engine.describe("t").partitions[0].cleaned_to <= 2
 

@@ -5,7 +5,6 @@ Each test names the fault's number. Faults of what a cleaning leaves are in test
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -29,11 +28,10 @@ from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
 from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
-from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
-from tests.unit.cleaner.transactional_log import DAY, Log
+from tests.unit.cleaner.transactional_log import Log
 
 MINUTE = 60_000
 
@@ -177,36 +175,6 @@ def test_a_changed_config_ends_the_quarantine(tmp_path: Path) -> None:
 # --- where the dirty section begins --------------------------------------------------------------
 
 
-def test_a_first_dirty_offset_within_the_active_segment_makes_no_endless_loop(
-    tmp_path: Path,
-) -> None:
-    """KAFKA-9826"""
-    engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0", max_compaction_lag_ms="1")
-    assert clean(engine, now_ms=10**6)[0].end_offset == 8
-    LogBuilder(engine).set_state(first_dirty_offset=9)
-    for _ in range(3):
-        assert clean_filthiest(engine, now_ms=10**6) is None
-    assert first_dirty(engine) == 9
-    (stats,) = clean(engine, force=True, now_ms=10**6)
-    assert (stats.error, stats.end_offset) == (None, 10)
-    assert offsets(dump(engine)) == [6, 8, 9]  # `a` at 8 lies below where the keys were taken
-
-
-def test_a_first_dirty_offset_that_was_reset_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """KAFKA-6266: told with every look at a partition that then had nothing to clean"""
-    engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="1")
-    LogBuilder(engine).set_state(first_dirty_offset=10**6)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            assert clean_filthiest(engine, now_ms=1_000) is None
-    assert len([r for r in caplog.records if "first dirty offset" in r.message]) == 1
-    assert first_dirty(engine) == 0
-    entries = read_offset_checkpoint(tmp_path / layout.CLEANER_CHECKPOINT)
-    assert entries.get(("t", 0), 0) == 0
-
-
 def test_segments_below_the_log_start_go_also_where_nothing_is_deleted_by_time(
     tmp_path: Path,
 ) -> None:
@@ -218,45 +186,6 @@ def test_segments_below_the_log_start_go_also_where_nothing_is_deleted_by_time(
         eventually(lambda: thread.segments_deleted >= 1)
     assert min(s.base_offset for s in list_segments(tmp_path / "t-0")) == 6
     assert offsets(dump(engine)) == [6, 7, 8, 9]
-
-
-@pytest.mark.parametrize("before", [9, 10])
-def test_a_log_start_in_the_active_segment_leaves_nothing_to_clean_and_no_fault(
-    tmp_path: Path, before: int
-) -> None:
-    """KAFKA-9133"""
-    engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
-    engine.alter_topic("t", {"min.cleanable.dirty.ratio": "0"})
-    engine.delete_records("t", 0, before, now_ms=1)
-    for _ in range(2):
-        assert clean_filthiest(engine, now_ms=1_000) is None
-    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
-    clean(engine, force=True, now_ms=1_000)
-    assert [o for o in offsets(dump(engine)) if o >= before] == list(range(before, 10))
-    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
-
-
-@pytest.mark.parametrize("log_start", [0, 3, 5, 8])
-@pytest.mark.parametrize("dirty", [0, 2, 7, 8, 10, 99])
-@pytest.mark.parametrize("stable", [0, 5, 10])
-def test_offsets_in_any_order_are_a_range_or_nothing(
-    tmp_path: Path, log_start: int, dirty: int, stable: int
-) -> None:
-    """KAFKA-8724: a range whose end lay before its start ended the thread"""
-    engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="-1")
-    LogBuilder(engine).set_state(
-        log_start_offset=log_start,
-        first_dirty_offset=dirty,
-        last_stable_offset=max(log_start, stable),
-    )
-    log = DirectoryMoment(engine, 1).plan("t", 0)
-    assert log.first_dirty_offset <= log.end
-    assert log.first_dirty_offset <= log.first_uncleanable_offset
-    assert min(log.clean_bytes, log.cleanable_bytes, log.uncleanable_bytes) >= 0
-    for stats in clean(engine, force=True, now_ms=1):
-        assert stats.error is None
-    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
-    assert {8, 9} <= set(offsets(dump(engine)))
 
 
 # --- ratios --------------------------------------------------------------------------------------
@@ -273,22 +202,6 @@ def test_a_ratio_of_more_than_two_gib_is_a_ratio(tmp_path: Path) -> None:
     assert (log.clean_bytes, log.cleanable_bytes) == (large, 3 * large)
     assert log.dirty_ratio == 0.75
     assert choose(DirectoryMoment(engine, 1)).max_dirty_ratio == 0.75
-
-
-def test_the_active_segment_is_in_no_ratio(tmp_path: Path) -> None:
-    """KAFKA-2660"""
-    engine = filled(tmp_path, "t")
-    clean(engine, now_ms=1)
-    engine.alter_topic("t", {"segment.bytes": "1000000"})
-    for i in range(50):
-        engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1)
-    log = DirectoryMoment(engine, 1).plan("t", 0)
-    assert (log.cleanable_bytes, log.dirty_ratio) == (0, 0.0)
-    LogBuilder(engine).roll()
-    log = DirectoryMoment(engine, 1).plan("t", 0)
-    closed = list_segments(tmp_path / "t-0")[:-1]
-    assert log.clean_bytes + log.cleanable_bytes == sum(s.size for s in closed)
-    assert log.dirty_ratio == log.cleanable_bytes / sum(s.size for s in closed)
 
 
 # --- races ---------------------------------------------------------------------------------------
@@ -374,13 +287,3 @@ def test_the_checkpoint_of_a_partition_that_is_gone_goes_with_it(tmp_path: Path)
     (stats,) = clean(engine, "t", force=True, now_ms=1)
     assert (stats.start_offset, stats.end_offset) == (0, 10)
     assert offsets(dump(engine)) == [8, 9]
-
-
-def test_tombstones_are_not_lost_between_two_cleaners(tmp_path: Path) -> None:
-    """KAFKA-8522 and a cleaner of another process: the horizon is in the log, not in the process"""
-    engine = filled(tmp_path, "t")
-    engine.append("t", [("a", None)], now_ms=1)
-    clean(engine, force=True, now_ms=DAY)
-    for now, expected in ((2 * DAY - 1, [9, 10]), (2 * DAY, [9])):
-        clean(DirectoryLog(tmp_path), now_ms=now)
-        assert offsets(dump(engine)) == expected

@@ -20,13 +20,14 @@ import kafkalog
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.objects.fetched_objects import FetchedObjects
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.scheduler import choose
-from kafkalog.cleaner.schedule.scratch_partition import NOTES, ScratchPartition
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
-from kafkalog.cleaner.shelves import moment_of
-from kafkalog.cleaner.state.uncleanable import uncleanable_of
+from kafkalog.cleaner.shelves import moment_of, shelf_of
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.cli import clean as clean_verb
 from kafkalog.errors import CommitInDoubtError, StorageError
 from kafkalog.sink import backlog
@@ -86,7 +87,7 @@ def latest(log: ObjectLog) -> dict[tuple[str, int], list[tuple[int, bytes, bytes
 
 
 def run(log: ObjectLog, now_ms: int = NOW_MS, **options: Any) -> list[Any]:
-    return store_manager.clean(log, force=True, now_ms=now_ms, **options)
+    return manager.clean(log, force=True, now_ms=now_ms, **options)
 
 
 def stored(log: ObjectLog) -> set[str]:
@@ -106,7 +107,7 @@ def named(log: ObjectLog) -> set[str]:
 def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions: int) -> None:
     log.create_topic("t", partitions)
     fill(log, partitions)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected = latest(log)
     before = Counter(log.client.counts)
     assert [stats.rounds for stats in run(log)] == [1] * partitions
@@ -189,7 +190,7 @@ def test_a_lookup_that_stays_open_asks_the_objects_of_now(log: ObjectLog) -> Non
     fill(log)
     with KeyLookup(log, "t") as lookup:
         for act in (
-            lambda: store_manager.regroup_due(log, now_ms=NOW_MS, force=True),
+            lambda: upkeep.regroup_due(log, now_ms=NOW_MS, force=True),
             lambda: run(log),
         ):
             assert lookup.get("3") is not None
@@ -206,7 +207,7 @@ def test_a_clean_log_is_left_alone(log: ObjectLog) -> None:
     run(log)
     number = log.store_state().number
     before = Counter(log.client.counts)
-    assert store_manager.clean(log, now_ms=NOW_MS) == []
+    assert manager.clean(log, now_ms=NOW_MS) == []
     assert Counter(log.client.counts) - before == {"GET": 1}
     assert log.store_state().number == number
 
@@ -254,7 +255,7 @@ def test_a_tombstone_goes_in_two_stages(log: ObjectLog) -> None:
     assert cleaned is not None and layout.DELETE_HORIZON in cleaned.notes
     assert choose(ObjectMoment(log, state, NOW_MS + 999)).partitions == []
     assert choose(ObjectMoment(log, state, NOW_MS + 1000)).partitions == [("t", 0)]
-    store_manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
+    manager.clean(ObjectLog(log.address), now_ms=NOW_MS + 1000)
     assert [value for _, _, value in records(log)["t", 0]] == [b"1 1"]
     assert choose(moment_of(log, NOW_MS + DAY_MS)).partitions == []
 
@@ -292,17 +293,17 @@ def test_only_the_segments_between_the_lags_and_over_the_ratio_are_due(log: Obje
     log.create_topic("t", 1, {**lags, "min.cleanable.dirty.ratio": "0.9", **CLOSED})
     fill(log)
     log.append("t", [("active", "1")], now_ms=NOW_MS)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     last_ms = NOW_MS + 3
 
     def due(now_ms: int) -> bool:
         return bool(choose(moment_of(log, now_ms)).partitions)
 
     assert [due(last_ms + ms) for ms in (-4, 4_999, 5_000)] == [False, True, True]
-    store_manager.clean(log, now_ms=last_ms + 5_000)
+    manager.clean(log, now_ms=last_ms + 5_000)
     fill(log, commits=1)
     log.append("t", [("active", "2")], now_ms=NOW_MS)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     assert [due(NOW_MS + ms) for ms in (6_000, 100_000, 100_001)] == [False, False, True]
 
 
@@ -318,13 +319,13 @@ def test_the_policy_delete_is_regrouped_and_not_cleaned(log: ObjectLog) -> None:
 def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None:
     log.create_topic("t", 1, {**CHANGING, "retention.ms": "1000"})
     fill(log)
-    regrouped = store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    cleaned = store_manager.clean(log, force=True, now_ms=NOW_MS)
-    retained = store_manager.retain(log, None, now_ms=NOW_MS)
+    regrouped = upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    cleaned = manager.clean(log, force=True, now_ms=NOW_MS)
+    retained = manager.retain(log, None, now_ms=NOW_MS)
     assert [len(each) for each in (regrouped, cleaned, retained)] == [1, 1, 0]
     assert len(records(log)["t", 0]) == 5
-    store_manager.clean(log, now_ms=NOW_MS + 2000)
-    retained = store_manager.retain(log, None, now_ms=NOW_MS + 2000)
+    manager.clean(log, now_ms=NOW_MS + 2000)
+    retained = manager.retain(log, None, now_ms=NOW_MS + 2000)
     assert [each.log_start_offset for each in retained] == [20]
     assert records(log)["t", 0] == []
 
@@ -334,7 +335,7 @@ def test_retention_takes_old_segments_of_a_cleaned_topic(log: ObjectLog) -> None
 
 def during_the_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> list[Any]:
     """Let another process act before the commit of a cleaning."""
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     other, swap, acts = ObjectLog(log.address), log.swap, [act]
 
     def late(*given: Any, **options: Any) -> bool:
@@ -364,7 +365,7 @@ def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
     log.create_topic("t")
     fill(log)
     if is_regrouped:
-        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+        upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected, pieces = latest(log), log.client.pieces
     acts: list[Callable[[ObjectLog], Any]] = [run]
     lock = threading.Lock()
@@ -393,7 +394,7 @@ def test_a_merge_plans_each_partition_by_the_newest_state(
     log.create_topic("t", 2, {"cleanup.policy": "delete"})
     for _ in range(8):
         fill(log, 2, commits=1)
-        store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+        upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     expected, swap = records(log), log.swap
     others = [ObjectLog(log.address)]
 
@@ -403,11 +404,11 @@ def test_a_merge_plans_each_partition_by_the_newest_state(
             if is_deleted:
                 other.delete_topic("t", now_ms=NOW_MS)
             else:
-                assert len(store_manager.merge_due(other, now_ms=NOW_MS)) == 1
+                assert len(upkeep.merge_due(other, now_ms=NOW_MS)) == 1
         return swap(*given, **options)
 
     monkeypatch.setattr(log, "swap", late)
-    (done,) = store_manager.merge_due(log, now_ms=NOW_MS)
+    (done,) = upkeep.merge_due(log, now_ms=NOW_MS)
     assert done.is_lost == is_deleted
     assert records(log) == ({} if is_deleted else expected)
     assert named(log) == stored(log)
@@ -452,13 +453,13 @@ def test_what_is_deleted_during_a_cleaning_does_not_come_back(
 def test_a_claim_keeps_other_cleaners_away_for_ten_minutes(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     other = ObjectLog(log.address)
     with other.claim(f"{log.describe('t').topic_id}-0", now_ms=NOW_MS) as is_mine:
         assert is_mine
-        assert store_manager.clean(log, now_ms=NOW_MS) == []
-        assert len(store_manager.clean(log, now_ms=NOW_MS + 600_000)) == 1
+        assert manager.clean(log, now_ms=NOW_MS) == []
+        assert len(manager.clean(log, now_ms=NOW_MS + 600_000)) == 1
     assert [*log.client.list("claims")] == []
 
 
@@ -497,7 +498,7 @@ def test_a_death_or_failure_at_any_request_leaves_all_or_nothing(
 def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog) -> None:
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
     topic_id = log.describe("t").topic_id
     ((name, _),) = log.store_state().extents(topic_id, 1)
     found = log.client.get(name)
@@ -510,20 +511,20 @@ def test_a_damaged_segment_marks_its_partition_and_stops_no_other(log: ObjectLog
     assert results[1] is not None and results[1].startswith(log.root)
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None
-    mark = uncleanable_of(cleaned.notes[layout.UNCLEANABLE])
-    assert (mark.reason, mark.failures) == (results[1], 1)
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 1))
+    assert mark is not None and (mark.reason, mark.failures) == (results[1], 1)
 
     def chosen(now_ms: int) -> list[tuple[str, int]]:
         return choose(moment_of(log, now_ms)).partitions
 
     assert (chosen(NOW_MS + 1), chosen(NOW_MS + 60_000)) == ([], [("t", 1)])
     log.client.put_unique(name, found.data)
-    assert [stats.error for stats in store_manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
+    assert [stats.error for stats in manager.clean(log, now_ms=NOW_MS + 60_000)] == [None]
     cleaned = log.store_state().cleaned_of(topic_id, 1)
     assert cleaned is not None and layout.UNCLEANABLE not in cleaned.notes
 
 
-def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLog) -> None:
+def test_a_damaged_fresh_object_stays_and_is_the_error_of_its_partition(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
     name = sorted(log.store_state().objects)[1]
@@ -532,20 +533,70 @@ def test_a_damaged_fresh_object_stays_and_the_others_are_regrouped(log: ObjectLo
     data = bytearray(found.data)
     data[layout.BATCH_OVERHEAD + 5] ^= 1
     log.client.put_unique(name, bytes(data))
-    assert [stats.error for stats in run(log)] == [None]
+    (failed,) = run(log)
+    assert failed.error is not None and f"{log.root}/{name}:" in failed.error
     assert [each for each in log.store_state().objects if each.startswith("data")] == [name]
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 0))
+    assert mark is not None and mark.reason == failed.error
+    assert manager.clean(log, now_ms=NOW_MS + 1) == []
+    (again,) = run(log)
+    assert again.error == failed.error
     log.client.put_unique(name, found.data)
     expected = latest(log)
-    run(log)
+    assert [stats.error for stats in run(log)] == [None]
     assert records(log) == expected
     assert log.store_state().fresh == 0
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+
+
+def test_damage_of_a_topic_that_is_not_compacted_is_no_error_of_a_cleaning(log: ObjectLog) -> None:
+    log.create_topic("t", 1, {"cleanup.policy": "delete"})
+    fill(log, commits=1)
+    (name,) = log.store_state().objects
+    log.client.put_unique(name, bytes(log.store_state().objects[name].size))
+    assert run(log) == []
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+
+
+def test_retention_leaves_an_uncleanable_partition_alone(log: ObjectLog) -> None:
+    log.create_topic("t", 2, {"cleanup.policy": "compact,delete", "retention.ms": "1000"})
+    fill(log, 2)
+    later_ms = NOW_MS + DAY_MS
+    shelf_of(log).mark("t", 1, StorageError("damaged"), now_ms=NOW_MS)
+    assert [each.partition for each in manager.retain(log, now_ms=later_ms)] == [0]
+    shelf_of(log).mark("t", 1, OSError(28, "No space"), now_ms=NOW_MS)
+    assert [each.partition for each in manager.retain(log, now_ms=later_ms)] == [1]
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_commit_in_doubt_is_told_and_marks_nothing(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_forced: bool
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
+
+    def in_doubt(*_: Any, **__: Any) -> bool:
+        raise CommitInDoubtError("the commit is in doubt")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(log, "swap", in_doubt)
+        if is_forced:
+            with pytest.raises(CommitInDoubtError):
+                run(log)
+        else:
+            (told,) = manager.clean(log, now_ms=NOW_MS + DAY_MS)
+            assert told.error == "the commit is in doubt"
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+    assert [stats.error for stats in run(log)] == [None]
 
 
 def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog) -> None:
     log.create_topic("t", 1, CLOSED)
 
     def regrouped() -> int:
-        return len(store_manager.regroup_due(log, now_ms=NOW_MS))
+        return len(upkeep.regroup_due(log, now_ms=NOW_MS))
 
     log.append("t", [("k", "v" * 50)], now_ms=NOW_MS)
     assert regrouped() == 0  # it is in the active segment
@@ -556,17 +607,21 @@ def test_fresh_objects_that_a_cleaning_waits_for_are_due_at_once(log: ObjectLog)
 def test_an_aborted_cleaning_changes_nothing(log: ObjectLog) -> None:
     log.create_topic("t")
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     before, number = records(log), log.store_state().number
     aborted: list[Any] = []
 
     def check() -> None:
-        from kafkalog.cleaner.rewrite.clean import CleaningAborted
+        from kafkalog.cleaner.shelf import CleaningAborted
 
         raise CleaningAborted("stop")
 
-    cleaning = StoredCleaning(log=log, now_ms=NOW_MS, check_abort=check, on_aborted=aborted.append)
-    assert cleaning.clean("t", 0) is None
+    cleaner = PartitionCleaner(
+        shelf=shelf_of(log), now_ms=NOW_MS, check_abort=check, on_aborted=aborted.append
+    )
+    assert cleaner.clean("t", 0, force=True) is None
+    assert len(aborted) == 1
     assert (records(log), log.store_state().number) == (before, number)
     assert named(log) == stored(log)
 
@@ -579,7 +634,7 @@ def public() -> Iterator[kafkalog.KafkaLog]:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root) as opened:
         yield opened
 
@@ -595,7 +650,7 @@ def test_a_thread_regroups_and_cleans_what_is_due() -> None:
     log = new_object_log()
     log.create_topic("t", 2)
     fill(log, 2)
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     with kafkalog.open(log.root, cleaner=CleanerConfig(backoff_ms=10)) as opened:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
@@ -619,11 +674,11 @@ def test_the_verb_clean_cleans_a_log_in_an_object_store(
 def test_a_task_of_the_spark_job_cleans_its_partitions(public: kafkalog.KafkaLog) -> None:
     log = public._engine
     assert isinstance(log, ObjectLog)
-    partitions = spark_job._chosen(log, "t", True)
-    assert partitions == [("t", 0), ("t", 1)]
+    shelf = shelf_of(log)
+    failed, partitions = spark_job._chosen(shelf, ["t"], True)
+    assert (failed, partitions) == ([], [("t", 0), ("t", 1)])
     batch = pa.record_batch({"id": pa.array([1], pa.int64())})
-    place = spark_job._place(log)
-    (found,) = spark_job._clean_places(place, partitions, True, CleanerConfig(), [batch])
+    (found,) = spark_job._clean_places(shelf.place, partitions, True, CleanerConfig(), [batch])
     assert found.num_rows == 1
     assert [len(rows) for rows in records(log).values()] == [20, 5]
 
@@ -659,25 +714,31 @@ def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
     fill(log)
     expected = latest(log)
     topic_id = log.describe("t").topic_id
-    cleaned = Cleaned(0, NOW_MS, dict.fromkeys(NOTES, note))
+    cleaned = Cleaned(
+        0,
+        NOW_MS,
+        dict.fromkeys((layout.DELETE_HORIZON, layout.LAST_CLEANING, layout.UNCLEANABLE), note),
+    )
     log.change(lambda draft: draft.set_cleaned(topic_id, 0, cleaned), now_ms=NOW_MS)
     assert [stats.error for stats in run(log)] == [None]
     assert records(log) == expected
 
 
-def test_extents_of_one_base_offset_map_no_file_of_each_other(
+def test_each_object_has_a_file_of_its_own_and_is_fetched_once(
     log: ObjectLog, tmp_path: Path
 ) -> None:
     """A mapped file that is written again ends the process by SIGBUS: fuzz found it."""
     log.create_topic("t", config=CHANGING)
     fill(log)
-    store_manager.regroup_due(log, now_ms=NOW_MS, force=True)
-    scratch = ScratchPartition(tmp_path / "log", log.client, log.store_state(), "t", 0)
-    (placed,) = scratch.sources
-    with contextlib.closing(scratch), scratch._side(placed) as one, scratch._side(placed) as other:
-        assert len([*scratch.directory.glob(f"*{layout.STORED_SIDE}")]) == 2
-        assert one.section(layout.INDEX) == other.section(layout.INDEX)
-    assert not [*scratch.directory.glob(f"*{layout.STORED_SIDE}")]
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    sizes = {each.name: each.size for each in log.client.list("segments")}
+    before = Counter(log.client.counts)
+    with contextlib.closing(FetchedObjects(log.client, tmp_path, sizes)) as objects:
+        for name in [*sizes] * 2:
+            found = log.client.get(name)
+            assert found is not None and bytes(objects.fetch(name, 0, sizes[name])) == found.data
+    assert len([*tmp_path.iterdir()]) == len(sizes) == 2
+    assert (Counter(log.client.counts) - before)["GET"] == 2 + 2 * 2
 
 
 def sweep_before_the_first_swap(log: ObjectLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -700,12 +761,12 @@ def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
 ) -> None:
     log.create_topic("t", 1, CHANGING)
     fill(log)
-    store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     sweep_before_the_first_swap(log, monkeypatch)
-    assert not store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    assert not manager.clean(log, "t", force=True, now_ms=NOW_MS)
     state = log.store_state()
     assert state.cleaned_of(log.describe("t").topic_id, 0) is None
-    (done,) = store_manager.clean(log, "t", force=True, now_ms=NOW_MS)
+    (done,) = manager.clean(log, "t", force=True, now_ms=NOW_MS)
     assert done.error is None
     assert done.records_removed == 15
 
@@ -716,7 +777,7 @@ def test_a_regrouping_whose_outputs_a_sweep_took_is_done_again(
     log.create_topic("t", 1, CHANGING)
     fill(log)
     sweep_before_the_first_swap(log, monkeypatch)
-    done = store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+    done = upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     assert [each.is_lost for each in done] == [True, False]
 
 
@@ -729,9 +790,9 @@ def test_a_missing_object_of_one_topic_keeps_no_other_from_being_cleaned(
         for _ in range(4):
             fill(log, topic=topic, commits=1)
         if is_regrouped:
-            store_manager.regroup_due(log, force=True, now_ms=NOW_MS)
+            upkeep.regroup_due(log, force=True, now_ms=NOW_MS)
     topic_id = log.describe("u").topic_id
     log.client.delete([log.store_state().extents(topic_id, 0)[0].object_name])
-    done = store_manager.clean(log, force=True, now_ms=NOW_MS)
+    done = manager.clean(log, force=True, now_ms=NOW_MS)
     assert {each.topic: each.error is None for each in done}["t"]
     assert sum(each.records_removed for each in done if each.topic == "t") == 15

@@ -17,7 +17,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.log.log import Log
@@ -87,7 +87,7 @@ def topic_config(draw: random.Random) -> dict[str, str]:
 
 def clean_both(local: DirectoryLog, stored: ObjectLog, now_ms: int, config: CleanerConfig) -> None:
     found = manager.clean(local, "t", force=True, now_ms=now_ms, config=config)
-    other = store_manager.clean(stored, "t", force=True, now_ms=now_ms, config=config)
+    other = manager.clean(stored, "t", force=True, now_ms=now_ms, config=config)
     assert [stats.error for stats in (*found, *other)] == [None] * len([*found, *other])
 
 

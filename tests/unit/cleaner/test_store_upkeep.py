@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.objects.regroup_plan import MERGED, fresh_of
 from kafkalog.cleaner.report.store_figures import store_figures
-from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.storage_engine.object_store import regroup
 from kafkalog.storage_engine.object_store.collector import DELETE_DELAY_MS
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -44,21 +45,21 @@ def test_eight_small_segment_objects_become_one_with_the_same_records(log: Objec
     segments(log, "t", MERGED + 1)
     before = contents(log)
     assert len(log.store_state().objects) == 2 * (MERGED + 1)
-    done = store_manager.merge_due(log, now_ms=NOW_MS)
+    done = upkeep.merge_due(log, now_ms=NOW_MS)
     assert [(each.objects, each.segments, each.is_lost) for each in done] == [
         (MERGED, 1, False)
     ] * 2
     assert len(log.store_state().objects) == 2 * 2
     assert contents(log) == before
-    assert store_manager.merge_due(log, now_ms=NOW_MS) == []
+    assert upkeep.merge_due(log, now_ms=NOW_MS) == []
 
 
 def test_a_clean_section_is_not_merged(log: ObjectLog) -> None:
     log.create_topic("t", 2)
     segments(log, "t", MERGED)
-    store_manager.clean(log, force=True, now_ms=NOW_MS)
+    manager.clean(log, force=True, now_ms=NOW_MS)
     number = log.state().number
-    assert store_manager.merge_due(log, now_ms=NOW_MS) == []
+    assert upkeep.merge_due(log, now_ms=NOW_MS) == []
     assert log.state().number == number
 
 
@@ -82,7 +83,7 @@ def test_a_regroup_is_awaited_by_a_partition_that_is_due(log: ObjectLog) -> None
     log.append("t", [(b"k", b"v")], now_ms=NOW_MS)
     assert moment(log, NOW_MS + 59_999).regroup.code == "young"
     assert moment(log, NOW_MS + 60_000).regroup.code == "cheap"
-    store_manager.roll_active(log, now_ms=NOW_MS)
+    upkeep.roll_active(log, now_ms=NOW_MS)
     assert moment(log, NOW_MS).regroup.code == "awaited"
     log.alter_topic("t", {"cleanup.policy": "delete"})
     assert moment(log, NOW_MS + 60_000).regroup.code == "cheap"

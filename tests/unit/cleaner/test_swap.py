@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.rewrite import swap
+from kafkalog.cleaner.directory import swap
+from kafkalog.cleaner.directory.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
-from kafkalog.cleaner.rewrite.swap import RewrittenGroup, list_gaps, replace_segments
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog

@@ -276,7 +276,7 @@ def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = filled(tmp_path, "t")
-    clean_module = importlib.import_module("kafkalog.cleaner.rewrite.clean")
+    clean_module = importlib.import_module("kafkalog.cleaner.directory.directory_round")
     before = len(offsets(dump(engine, "t")))
     swapped = threading.Event()
     stopped = threading.Event()

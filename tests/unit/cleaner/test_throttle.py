@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerThread
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule import thread as thread_module
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
+from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import shelf_of
 from tests.unit.cleaner.naive import dump, offsets
 from tests.unit.cleaner.test_manager import eventually, filled
 
@@ -157,7 +158,7 @@ def test_all_that_a_cleaning_reads_and_writes_is_counted(tmp_path: Path) -> None
     def tick() -> None:
         clock.now += 0.01
 
-    cleaner = PartitionCleaner(engine=engine, now_ms=1, throttler=paced, check_abort=tick)
+    cleaner = PartitionCleaner(shelf=shelf_of(engine), now_ms=1, throttler=paced, check_abort=tick)
     moved = 0
     for topic in ("t", "u"):
         stats = cleaner.clean(topic, 0)
@@ -176,7 +177,7 @@ def test_what_is_spilled_is_counted_when_written_and_when_read(tmp_path: Path) -
     clock = Clock()
     paced = throttler(clock, 1000)
     config = CleanerConfig(dedupe_buffer_size=24 * 3)
-    cleaner = PartitionCleaner(engine=engine, now_ms=1, throttler=paced, config=config)
+    cleaner = PartitionCleaner(shelf=shelf_of(engine), now_ms=1, throttler=paced, config=config)
     clock.now += 0.01  # all of it is counted within one interval
     stats = cleaner.clean("t", 0)
     assert stats is not None and stats.error is None

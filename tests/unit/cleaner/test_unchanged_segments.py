@@ -12,9 +12,10 @@ from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.offset_map import Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.rewrite import unchanged_segments
-from kafkalog.cleaner.rewrite.clean import CleaningAborted
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
+from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -186,7 +187,7 @@ def test_a_cleaning_is_broken_off_while_it_asks_the_indexes(
                 raise CleaningAborted("enough")
 
         monkeypatch.setattr(KeyIndex, "positions_of", asking)
-        cleaner = PartitionCleaner(engine=engine, now_ms=2_000, check_abort=check_abort)
+        cleaner = PartitionCleaner(shelf=shelf_of(engine), now_ms=2_000, check_abort=check_abort)
         assert cleaner.clean("t", 0, force=True) is None
         assert len(asked) == 1
 

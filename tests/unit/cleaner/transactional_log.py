@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.rewrite.clean import clean_round
+from kafkalog.cleaner.directory.directory_round import open_round
+from kafkalog.cleaner.rewrite.round import clean_round
+from kafkalog.cleaner.shelf import RoundOrder
 from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.stats import CleanerStats
@@ -73,11 +75,17 @@ class Log(BatchByBatch):
                 transaction.change_partition("t", 0, first_dirty_offset=from_offset)
                 transaction.publish(0)
         write_delete_horizon(DirectoryNotes(self.directory), self.first_dirty_offset, now_ms)
-        with locks.RootLock(self.engine.root).shared():
-            clean_round(
-                self.engine, "t", 0, now_ms=now_ms,
-                config=config or kafkas(), stats=stats, check_abort=check_abort,
-            )  # fmt: skip
+        order = RoundOrder(
+            now_ms=now_ms,
+            config=config or kafkas(),
+            stats=stats,
+            check_abort=check_abort,
+            time_ms=lambda: now_ms,
+            ended_ms=lambda: now_ms,
+        )
+        with locks.RootLock(self.engine.root).shared(), open_round(self.engine, order) as work:
+            if work is not None:
+                clean_round(work)
         return stats
 
     def clean_twice(self, now_ms: int = 0, **options: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.unit.cli.conftest import Command
 from tests.unit.storage_engine.store_log import memory_address
@@ -70,7 +70,7 @@ def test_a_partition_whose_records_cannot_be_cleaned_yet_is_not_clean(
     kafkalog: Command, url: str
 ) -> None:
     kafkalog("topics", "alter", url, "t", "--config", "min.compaction.lag.ms=3600000")
-    store_manager.roll_active(ObjectLog(url), now_ms=0)
+    upkeep.roll_active(ObjectLog(url), now_ms=0)
     partitions = kafkalog("status", url, "--json").json[1:]
     assert sorted(row["state"] for row in partitions) == ["clean", "not due"]
     explained = kafkalog("explain", url, "t", "--json").json

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import kafkalog as library
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
 from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.server import serving
@@ -78,7 +78,7 @@ def test_a_run_that_a_lag_holds_back_is_uncleanable_until_it_is_old_enough(url: 
     with library.open(url) as log:
         log.alter_topic("stock", config={"min.compaction.lag.ms": str(LAG_MS)})
     stored = ObjectLog(url)
-    store_manager.roll_active(stored, now_ms=NOW_MS)
+    upkeep.roll_active(stored, now_ms=NOW_MS)
     regroup(stored, fresh_objects(stored.store_state()), now_ms=NOW_MS)
     state = stored.store_state()
     newest_ms = max(run.max_timestamp for each in state.objects.values() for run in each.extents)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
-from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.datasource import stored_partition
 from kafkalog.datasource.stored_partition import StoredPartition
 from kafkalog.errors import KafkaLogError, MomentPassedError, StorageError
@@ -174,7 +174,7 @@ def test_a_marker_beyond_the_plan_of_a_log_that_was_cleaned_since_is_of_a_passed
     aborted(log)
     copy(log, store, now_ms=NOW_MS)
     reader, tasks = planned(store, endingOffsets='{"t":{"0":2}}')
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS + 1)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS + 1)
     told = r"a transaction of t-0 ends above offset 9.* load the DataFrame, and run the action"
     with pytest.raises(MomentPassedError, match=told):
         rows(reader, tasks)
@@ -189,7 +189,7 @@ def test_a_task_that_looks_further_for_a_marker_leaves_its_other_partitions_as_p
     copy(log, store, now_ms=NOW_MS)
     reader, (task,) = planned(store, endingOffsets='{"t":{"0":2,"1":2}}')
     assert len(task.ranges) == 2
-    store_manager.clean(store, "t", partition=1, force=True, now_ms=NOW_MS + 1)
+    manager.clean(store, "t", partition=1, force=True, now_ms=NOW_MS + 1)
     assert [(row["partition"], row["offset"]) for row in rows(reader, [task])] == [(1, 0), (1, 1)]
 
 
@@ -259,7 +259,7 @@ def test_many_keys_at_once_get_their_latest_committed_records(
     fill(log, RandomBatches(draw), 40, NOW_MS)
     manager.clean(log, "t", force=True, now_ms=NOW_MS)  # it writes key indexes
     copy(log, store, now_ms=NOW_MS)
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS)
     place = log if kind == "directory" else store
     expected: dict[bytes, Any] = {}
     for offset, row in sorted(records(place, "read_committed").items()):
@@ -285,7 +285,7 @@ def test_verify_finds_nothing_in_a_sound_copy(
         fill(log, written, 20, NOW_MS)
         copy(log, store, now_ms=NOW_MS)
     assert [str(each) for each in verify_store(store, deep=True)] == []
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS)
     assert [str(each) for each in verify_store(store, deep=True)] == []
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import kafkalog
 from kafkalog.cleaner import CleanerConfig, PartitionStatus
+from kafkalog.errors import KafkaLogError
 from kafkalog.inspection.verify import verify
 from kafkalog.inspection.verify_store import verify_store
 from kafkalog.log import KafkaLog
@@ -82,6 +83,16 @@ class Place(LogBuilder):
         objects=False,
         reason="a swap costs no request in a directory; in a store the rounds of a cleaning, which"
         " are several where the memory has no room for all keys, are one commit",
+    )
+    gets_key_indexes_beside_what_stays = Property(
+        directory=True,
+        objects=False,
+        reason="a file can be added beside a segment; an object and its side are created together",
+    )
+    repairs_the_first_dirty_offset = Property(
+        directory=True,
+        objects=False,
+        reason="Kafka's checkpoint file is put right and that is told; a store has no such file",
     )
     can_be_paused = Property(
         directory=True,
@@ -162,7 +173,14 @@ class Place(LogBuilder):
         self, *batches: Any, partition: int = 0, end: int | None = None, now_ms: int | None = None
     ) -> Self:
         """Append finished batches v2 as a copy does; the log ends at `end`, or after the last."""
-        data = b"".join(batch.data for batch in batches)
+        return self.append_bytes(
+            b"".join(batch.data for batch in batches), partition=partition, end=end, now_ms=now_ms
+        )
+
+    def append_bytes(
+        self, data: bytes, *, partition: int = 0, end: int | None = None, now_ms: int | None = None
+    ) -> Self:
+        """Append the bytes of batches, as `append_raw` does."""
         found = self.engine.describe(self._topic)
         held = found.partitions[partition]
         for _, header in iterate_headers(data):
@@ -366,6 +384,16 @@ class Place(LogBuilder):
         if isinstance(self.engine, ObjectLog):
             return {each.name: self._object(each.name) for each in self.engine.client.list("")}
         return {str(p): p.read_bytes() for p in sorted(self.log.root.rglob("*")) if p.is_file()}
+
+    def batches_of(self, name: str, data: bytes) -> bytes:
+        """Return the batches of a file or object, without what follows them in a mixed object."""
+        if not name.endswith(".mixed"):
+            return data
+        end = 0
+        with contextlib.suppress(KafkaLogError):
+            for position, header in iterate_headers(data):
+                end = position + header.size
+        return data[:end]
 
     def sections(self, suffix: str, topic: str = "t", partition: int = 0) -> list[bytes]:
         """Return an index of each segment that has it: of its file, or of the object beside it."""

@@ -147,6 +147,8 @@ def test_records_deleted_before_the_swap_stay_deleted(place: Place) -> None:
     assert (place.log.offsets("t")[0], log.first_dirty_offset) == ((2, 2), 2)
     place.engine.apply_retention(now_ms=1)
     assert place.bases() == [2]
+    first = sum(f"{0:020d}.log" in name for name in place.everything())
+    assert first == int(place.keeps_what_lies_below_the_log_start)  # retired, and once
     log.data(7)
     assert log.offsets() == [2]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from types import SimpleNamespace
 
 import pytest
 from crc32c import crc32c
@@ -161,7 +160,7 @@ def test_batches_that_go_whole_are_not_decoded(place: Place) -> None:
     header = bytearray(batch.data)
     struct.pack_into(">i", header, 57, 3)  # three records, of which there is one
     struct.pack_into(">I", header, 17, crc32c(bytes(header[21:])))
-    place.append_raw(SimpleNamespace(data=bytes(header)), now_ms=0)
+    place.append_bytes(bytes(header), now_ms=0)
     log.end, log.running[1] = 3, 0
     log.abort(1)
     log.data(1)

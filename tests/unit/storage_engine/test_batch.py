@@ -81,9 +81,7 @@ def test_headers_are_iterated_up_to_the_first_incomplete_batch() -> None:
     data = BATCH + BATCH
     whole = [(0, b.parse_header(BATCH)), (len(BATCH), b.parse_header(BATCH))]
     assert list(b.iterate_headers(data)) == whole
-    assert list(b.iterate_headers(data, len(BATCH))) == whole[1:]
-    assert list(b.iterate_headers(data, 0, len(BATCH) + 70)) == whole[:1]
-    assert list(b.iterate_headers(data, 0, 10**9)) == whole
+    assert list(b.iterate_headers(data[: len(BATCH) + 70])) == whole[:1]
     for cut in range(len(BATCH)):
         assert list(b.iterate_headers(data[: len(BATCH) + cut])) == whole[:1]
 

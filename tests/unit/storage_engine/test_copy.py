@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.schedule import manager, store_manager
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import CorruptBatchError, InvalidInputError, StorageError, UnknownTopicError
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.copying import copied_batches
@@ -376,7 +376,7 @@ def test_a_store_that_was_cleaned_goes_on_and_keeps_its_producers(
     written = RandomBatches(random.Random(5))
     fill(source, written, 20, NOW_MS)
     copied(source, store)
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS)
     assert producers(store) == producers(source)
     fill(source, written, 5, NOW_MS)
     copied(source, store)
@@ -860,7 +860,7 @@ def test_the_largest_timestamp_is_that_of_a_record_and_of_no_emptied_batch(
         source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
     copied(source, store)
     assert store.offset_for_time("t", -3) == {0: (0, NOW_MS + 90, 0)}
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS)
     with DirectoryLog(tmp_path / "back") as back:
         copied(store, back)
         for log in (store, back):
@@ -880,9 +880,9 @@ def test_records_without_timestamps_wait_for_the_lag_from_when_their_object_was_
         source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
     copied(source, store)
     for force in (False, True):
-        store_manager.clean(store, "t", force=force, now_ms=NOW_MS + HOUR_MS - 1)
+        manager.clean(store, "t", force=force, now_ms=NOW_MS + HOUR_MS - 1)
         assert len(records(store, "read_committed")) == 4
-    store_manager.clean(store, "t", now_ms=NOW_MS + HOUR_MS + 1)
+    manager.clean(store, "t", now_ms=NOW_MS + HOUR_MS + 1)
     assert [*records(store, "read_committed")] == [3]
 
 
@@ -897,7 +897,7 @@ def test_a_segment_that_a_cleaning_emptied_keeps_no_record_behind_it_from_retent
         )
         source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
     copied(source, store)
-    store_manager.clean(store, "t", force=True, now_ms=NOW_MS + HOUR_MS - 1)
+    manager.clean(store, "t", force=True, now_ms=NOW_MS + HOUR_MS - 1)
     assert ends(store) == (0, 6, 6)
     store.apply_retention("t", now_ms=NOW_MS + HOUR_MS + 1)
     assert ends(store) == (6, 6, 6)
@@ -913,7 +913,7 @@ def test_a_cleaning_makes_records_without_timestamps_no_younger(
         source.append_raw("t", 0, built.build().data, now_ms=NOW_MS)
         now_ms = NOW_MS + offset * HOUR_MS // 4
         copied(source, store, now_ms)
-        store_manager.clean(store, "t", force=True, now_ms=now_ms)
+        manager.clean(store, "t", force=True, now_ms=now_ms)
     assert [*records(store, "read_committed")] == [1, 2, 3]
     for offset in (2, 3, 4):
         store.apply_retention("t", now_ms=NOW_MS + HOUR_MS + (offset - 1) * HOUR_MS // 4 + 1)

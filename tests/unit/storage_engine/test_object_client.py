@@ -63,15 +63,9 @@ def test_a_missing_object_is_none_and_a_range_of_one_is_an_error(client: ObjectC
 def test_a_range_is_as_long_as_it_was_asked_for(client: ObjectClient) -> None:
     client.put_unique("x", b"abcdef")
     assert bytes(client.fetch("x", 2, 3)) == b"cde"
-    assert [bytes(each) for each in client.read("x", [(4, 2), (0, 1), (1, 2)])] == [
-        *(b"ef", b"a", b"bc")
-    ]
-    assert client.read("x", []) == []
     for position, size in [(4, 3), (6, 1), (9, 1)]:
         with pytest.raises(StorageError, match=r"long|shorter"):
             client.fetch("x", position, size)
-        with pytest.raises(StorageError, match=r"long|shorter"):
-            client.read("x", [(0, 1), (position, size)])
 
 
 def test_a_piece_is_gone_once_the_next_one_is_asked_for(client: ObjectClient) -> None:
@@ -113,11 +107,10 @@ def test_requests_are_counted_by_kind(client: ObjectClient) -> None:
     client.create("x", b"abcdef")
     client.get("x")
     client.head("x")
-    client.read("x", [(0, 1), (1, 1), (4, 1)])
     client.fetch("x", 0, 1)
     client.newest("", 1)
     client.delete(["x", "y"])
-    assert client.counts == {"PUT": 1, "GET": 4, "HEAD": 1, "LIST": 1, "DELETE": 1}
+    assert client.counts == {"PUT": 1, "GET": 2, "HEAD": 1, "LIST": 1, "DELETE": 1}
 
 
 def test_clients_of_one_name_share_the_memory_of_the_process(client: ObjectClient) -> None:

@@ -46,8 +46,6 @@ def test_every_operation_does_as_on_a_store_in_memory(
     assert head is not None
     assert (head.name, head.size) == ("log/2", 6)
     assert bytes(client.fetch("log/2", 1, 2)) == b"vw"
-    found = client.read("log/2", [(0, 2), (2, 1), (4, 2)])
-    assert list(map(bytes, found)) == [b"uv", b"w", b"yz"]
     assert (client.get("log/3"), client.head("log/3")) == (None, None)
     with pytest.raises(ObjectMissingError):
         client.fetch("log/3", 0, 1)
@@ -98,7 +96,6 @@ def test_reads_and_writes_of_ones_own_objects_are_repeated(
         ("PUT", lambda: client.put_unique("y", body), None),
         ("GET", lambda: client.get("x").data, body),  # type: ignore[union-attr]
         ("GET", lambda: bytes(client.fetch("x", 10, 9000)), body[10:9010]),
-        ("GET", lambda: bytes(client.read("x", [(20, 9000)])[0]), body[20:9020]),
         ("LIST", lambda: [entry.name for entry in client.list("")], ["x", "y"]),
     ]:
         store_proxy.reset(Rule(fault, kind))

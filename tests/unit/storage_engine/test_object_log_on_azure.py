@@ -26,7 +26,6 @@ def test_every_operation_does_as_on_a_store_in_memory(azure_address: StoreAddres
     assert [entry.name for entry in client.list("log")] == ["log/1", "log/2"]
     assert [entry.name for entry in client.list("log", after="log/1")] == ["log/2"]
     assert bytes(client.fetch("log/2", 1, 2)) == b"vw"
-    assert [*map(bytes, client.read("log/2", [(0, 2), (4, 2)]))] == [b"uv", b"yz"]
     assert (client.get("log/3"), client.head("log/3")) == (None, None)
     with pytest.raises(StorageError):
         client.fetch("log/2", 4, 3)

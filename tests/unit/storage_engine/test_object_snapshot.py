@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from kafkalog.cleaner.schedule import store_manager
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import (
     CorruptBatchError,
     InvalidInputError,
@@ -139,7 +140,7 @@ def with_gaps() -> Log:
     log.log.alter_topic("t", {"cleanup.policy": "compact"})
     for number in range(12):
         log.append(rows_of(1, first=number))
-    store_manager.clean(log.log, "t", force=True, now_ms=NOW_MS + 1)
+    manager.clean(log.log, "t", force=True, now_ms=NOW_MS + 1)
     return log
 
 
@@ -158,7 +159,7 @@ def test_a_read_of_a_segment_with_gaps_fetches_their_list_and_keeps_none() -> No
 
 def test_a_read_of_a_segment_without_gaps_fetches_no_list(log: Log) -> None:
     log.append(rows_of(4, 2))
-    store_manager.regroup_due(log.log, force=True, now_ms=NOW_MS)
+    upkeep.regroup_due(log.log, force=True, now_ms=NOW_MS)
     before = log.gets
     for partition in (0, 1):
         with log.snapshot(partition) as snapshot:

@@ -1,26 +1,14 @@
-"""The steps of a cleaner of a log in an object store: regroup, clean, retain, sweep.
-
-They are those of `manager` for a directory. Any number of processes may take them at once, on any
-hosts. A claim spares double work; the commit log decides.
-"""
+"""The upkeep of a log in an object store: regroup fresh objects, merge small ones, collect."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
 from kafkalog.cleaner.objects.regroup_plan import merges_of
-from kafkalog.cleaner.plan import Schedule
-from kafkalog.cleaner.schedule.partition_cleaner import never, unwatched
-from kafkalog.cleaner.schedule.scheduler import choose
-from kafkalog.cleaner.schedule.stored_cleaning import StoredCleaning
-from kafkalog.cleaner.schedule.throttle import Throttler
-from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.errors import CorruptLogError, UnknownTopicError
+from kafkalog.errors import CorruptLogError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.collector import collect, delete_dead
@@ -34,13 +22,11 @@ from kafkalog.storage_engine.object_store.regroup import (
 from kafkalog.storage_engine.object_store.side_object import SideObject
 
 if TYPE_CHECKING:
-    from kafkalog.storage_engine.log.results import RetentionStats
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
 
 _log = logging.getLogger(__name__)
-_DEFAULT: Final = CleanerConfig()
 _COLLECTION_MS: Final = 3_600_000
 _REGROUP: Final = "regroup"
 
@@ -51,13 +37,14 @@ def regroup_due(
     now_ms: int,
     force: bool = False,
     chosen: Callable[[StoreState], list[str]] = fresh_objects,
-    check_abort: Callable[[], None] = never,
+    check_abort: Callable[[], None] = lambda: None,
+    on_damaged: Callable[[str, KafkaLogError], None] = lambda name, fault: None,
 ) -> list[Regrouped]:
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
     With `force` it takes only those that are `chosen` of a state, in the order of their commits. A
-    damaged or missing object is left as it is, with a warning, and so is not cleaned. Raises
-    StorageError.
+    damaged or missing object is left as it is, and `on_damaged` receives its name and the fault.
+    Raises StorageError.
     """
     done: list[Regrouped] = []
     damaged: set[str] = set()
@@ -77,6 +64,8 @@ def regroup_due(
                 if not wrong:
                     raise
                 damaged |= wrong
+                for name in sorted(wrong):
+                    on_damaged(name, fault)
                 _log.warning("%s: an object cannot be regrouped: %s", log.root, fault)
                 continue
             done.append(found)
@@ -86,7 +75,7 @@ def regroup_due(
 
 
 def merge_due(
-    log: ObjectLog, *, now_ms: int, check_abort: Callable[[], None] = never
+    log: ObjectLog, *, now_ms: int, check_abort: Callable[[], None] = lambda: None
 ) -> list[Regrouped]:
     """Merge small segment objects of one segment, eight of a size at a time; return what was done.
 
@@ -143,117 +132,6 @@ def roll_active(
                         draft.roll(name, number)
 
     log.change(roll, now_ms=now_ms)
-
-
-def clean(
-    log: ObjectLog,
-    topic: str | None = None,
-    *,
-    partition: int | None = None,
-    force: bool = False,
-    now_ms: int,
-    clock: Callable[[], int] | None = None,
-    config: CleanerConfig = _DEFAULT,
-    check_abort: Callable[[], None] = never,
-    progress: Callable[[CleanerStats], None] = unwatched,
-) -> list[CleanerStats]:
-    """Clean what is due, or with `force` everything, after fresh objects are regrouped.
-
-    The arguments and the result are those of `manager.clean`. For one `partition` nothing is
-    regrouped.
-    """
-    if partition is None:
-        regroup_due(log, now_ms=now_ms, force=force, check_abort=check_abort)
-        merge_due(log, now_ms=now_ms, check_abort=check_abort)
-    else:
-        log.store_state()
-    if force:
-        partitions = None if partition is None else [partition]
-        roll_active(log, topic, partitions, now_ms=now_ms)
-    cleaning = StoredCleaning(
-        log=log,
-        now_ms=now_ms,
-        clock=clock,
-        config=config,
-        check_abort=check_abort,
-        progress=progress,
-        throttler=Throttler(config.io_max_bytes_per_second),
-    )
-    results: list[CleanerStats] = []
-    moment = ObjectMoment(log, log.known_state, now_ms)
-    for name, number in choose(moment, topic, partition, force=force).partitions:
-        stats = _claimed(cleaning, name, number, force=force)
-        if stats is not None:
-            results.append(stats)
-    return results
-
-
-def clean_filthiest(
-    log: ObjectLog,
-    *,
-    now_ms: int,
-    config: CleanerConfig = _DEFAULT,
-    check_abort: Callable[[], None] = never,
-    throttler: Throttler | None = None,
-    watch: Callable[[Schedule], None] = unwatched,
-    on_aborted: Callable[[CleanerStats], None] = unwatched,
-) -> CleanerStats | None:
-    """Regroup what is due, then clean the filthiest partition that is due; None if none is.
-
-    The arguments are those of `manager.clean_filthiest`.
-    """
-    regroup_due(log, now_ms=now_ms, check_abort=check_abort)
-    merge_due(log, now_ms=now_ms, check_abort=check_abort)
-    schedule = choose(ObjectMoment(log, log.known_state, now_ms))
-    watch(schedule)
-    cleaning = StoredCleaning(
-        log=log,
-        now_ms=now_ms,
-        config=config,
-        check_abort=check_abort,
-        throttler=throttler,
-        on_aborted=on_aborted,
-    )
-    for topic, partition in schedule.partitions:
-        stats = _claimed(cleaning, topic, partition)
-        if stats is not None:
-            return stats
-    return None
-
-
-def _claimed(
-    cleaning: StoredCleaning, topic: str, partition: int, *, force: bool = False
-) -> CleanerStats | None:
-    """Clean a partition, unless another cleaner is at work on it; with `force` also then."""
-    state = cleaning.log.known_state
-    known = state.log.topics.get(topic)
-    if known is None:
-        return None
-    if not ObjectMoment(cleaning.log, state, cleaning.now_ms).plan(topic, partition).is_ready:
-        return None  # a claim costs requests
-    work = f"{known.topic_id}-{partition}"
-    with cleaning.log.claim(work, now_ms=cleaning.now_ms) as is_mine:
-        return cleaning.clean(topic, partition, force=force) if is_mine or force else None
-
-
-def retain(
-    log: ObjectLog,
-    topic: str | None = None,
-    *,
-    now_ms: int,
-    is_skipped: Callable[[TopicConfig], bool] = lambda config: False,
-) -> list[RetentionStats]:
-    """Delete what the retention of a topic, or of all, does not keep; a commit for each topic.
-
-    Topics for which `is_skipped` returns true are skipped.
-    """
-    found: list[RetentionStats] = []
-    for name, known in sorted(log.store_state().log.topics.items()):
-        config = TopicConfig.parse(known.config)
-        if topic in (None, name) and config.is_deleted and not is_skipped(config):
-            with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
-                found += log.apply_retention(name, now_ms=now_ms)
-    return found
 
 
 def sweep(log: ObjectLog, *, now_ms: int) -> int:

@@ -18,58 +18,24 @@ Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
-from kafkalog.storage_engine.segment.gaps import Section, list_sections
-from kafkalog.storage_engine.segment.segments import SegmentFiles
+from kafkalog.storage_engine.segment.gaps import list_sections
 from kafkalog.storage_engine.segment.swaps import remove_key_indexes, retire, swap_in
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup
 
 SEGMENTS_MAX: Final = 128
 """Sources of one swap, unless a single group has more; writers and readers wait for a swap."""
 
 LiveFiles = set[tuple[int, int]]
 """The live segments, as (base offset, size)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewrittenGroup:
-    """The outputs of a group of segments."""
-
-    sources: Sequence[SegmentFiles]
-    end: int
-    """Base offset of the next segment."""
-    outputs: Sequence[CleanedSegment]
-    """Finished, ascending."""
-    sections: Sequence[Section]
-    """The gaps of the outputs."""
-    source_sections: Sequence[Section]
-    """The gaps of the sources."""
-    is_changed: bool
-    """Whether the outputs differ from their sources."""
-    records_removed: int
-    bytes_removed: int
-
-    @property
-    def size(self) -> int:
-        """Bytes of the outputs' `.log` files."""
-        return sum(output.size for output in self.outputs)
-
-    @property
-    def gap_count(self) -> int:
-        """Number of gaps in memory."""
-        return sum(len(section.gaps) for section in (*self.sections, *self.source_sections))
-
-    def discard(self) -> None:
-        """Remove the outputs."""
-        for output in self.outputs:
-            output.discard()
 
 
 def adjacent_groups(groups: Sequence[RewrittenGroup]) -> Iterator[list[RewrittenGroup]]:
@@ -179,5 +145,5 @@ def keep_key_index(directory: Path, group: RewrittenGroup) -> None:
         return
     output.sync_keys()
     with locks.SegmentsLock(directory).exclusive():
-        if source.log.exists():
+        if source.modified_ns() is not None:  # retention has not taken it
             output.place_keys()

@@ -1,0 +1,117 @@
+"""Objects of a store in temporary files, each fetched at most once, some side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.object_store.fetched_ranges import FetchedRanges
+from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
+
+if TYPE_CHECKING:
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.object_store.client import ObjectClient
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent
+    from kafkalog.storage_engine.segment.byte_source import ByteSource
+
+_REQUESTS: Final = 4
+"""Objects that are fetched side by side, in pieces."""
+_BEGINNING: Final = 4 << 10
+"""Bytes that are read first of a file: all others are as near."""
+
+
+class FetchedObjects:
+    """The objects of some names, read as an `ObjectClient` reads them; `close` it. Thread-safe.
+
+    An object is fetched whole when `begin` is called or when it is first read. Others are read from
+    the store.
+    """
+
+    def __init__(self, client: ObjectClient, directory: Path, sizes: Mapping[str, int]) -> None:
+        """Take an empty directory, and the objects' sizes by name; send no request."""
+        self.address = client.address
+        self._client = client
+        self._directory = directory
+        self.sizes = sizes
+        """The sizes of the objects that are read from files, by name."""
+        self._found: dict[str, Future[Path]] = {}
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
+
+    def close(self) -> None:
+        """Fetch no more, and wait for what is under way."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def begin(self, name: str) -> Future[Path]:
+        """Begin to fetch an object, unless that was done; return the file to come."""
+        with self._lock:
+            found = self._found.get(name)
+            if found is None:
+                # Names of a damaged state may end alike: no file is ever another's.
+                path = self._directory / f"{len(self._found)}.object"
+                found = self._found[name] = self._pool.submit(self._fetch, name, path)
+            return found
+
+    def _fetch(self, name: str, path: Path) -> Path:
+        with files.closing(files.open_empty(path)) as fd:
+            files.write_pieces(fd, self._client.pieces(name, self.sizes[name]))
+        return path
+
+    def first_bytes(self, name: str, size: int) -> bytes:
+        """Return an object's first bytes, `size` or fewer. Raises StorageError, OSError."""
+        if name not in self.sizes:
+            return self._client.first_bytes(name, size)
+        return self.read(name, min(size, _BEGINNING), 0)
+
+    def fetch(self, name: str, position: int, size: int) -> memoryview:
+        """Return `size` bytes at `position`. Raises StorageError, OSError."""
+        if name not in self.sizes:
+            return self._client.fetch(name, position, size)
+        return memoryview(self.read(name, size, position))
+
+    def read(self, name: str, size: int, position: int) -> bytes:
+        """Return `size` bytes of an object at `position`; fewer only at its end."""
+        with files.closing(files.open_to_read(self.begin(name).result())) as fd:
+            return files.read_at(fd, size, position)
+
+
+class _FetchedBytes:
+    """The bytes of a segment object, in a file."""
+
+    def __init__(self, objects: FetchedObjects, name: str, size: int) -> None:
+        self._objects = objects
+        self._name = name
+        self._size = size
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, size: int, position: int) -> bytes:
+        return self._objects.read(self._name, min(size, self._size - position), position)
+
+    def scattered(self, reads: int) -> ByteSource:
+        return self
+
+
+class FetchedSnapshot(ObjectSnapshot):
+    """A snapshot of a partition of which some objects are read from files."""
+
+    def __init__(
+        self,
+        objects: FetchedObjects,
+        topic: str,
+        partition: int,
+        state: PartitionState,
+        extents: Sequence[PlacedExtent],
+    ) -> None:
+        super().__init__(FetchedRanges(objects, extents), topic, partition, state, extents)
+        self._objects = objects
+
+    def _bytes_of(self, placed: PlacedExtent, following: Sequence[PlacedExtent]) -> ByteSource:
+        if placed.object_name not in self._objects.sizes:
+            return super()._bytes_of(placed, following)
+        return _FetchedBytes(self._objects, placed.object_name, placed.extent.size)

@@ -1,0 +1,421 @@
+"""A round in an object store: what it reads, and the commit that publishes it.
+
+The segment objects are fetched into temporary files, each at most once. The indexes come first. The
+records follow while the cleaner works, and it waits for those that it needs. The records of a clean
+segment with a key index come only if the cleaner reads them. Fresh extents of mixed objects stay
+where they are, as an active segment does.
+
+The swap is one commit, "minus sources, plus outputs", with what the cleaning leaves for the next
+one. It is made only if the log still has all sources. Another cleaner, a deletion of records or of
+the topic, or retention may have taken one. Then nothing is changed, and what was written is
+deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.cleaner.key_index import key_filter
+from kafkalog.cleaner.key_index.key_index import KeyIndex
+from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnapshot
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.rewrite import unchanged_segments
+from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
+from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
+from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
+from kafkalog.cleaner.state.notes import StoredNotes
+from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import c_library, files
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.failure import SweptError
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX, put_segment
+from kafkalog.storage_engine.object_store.side_object import SideObject
+from kafkalog.storage_engine.object_store.store_state import Cleaned, Extent
+from kafkalog.storage_engine.object_store.stored_producers import recorded_producers
+from kafkalog.storage_engine.object_store.stored_segments import segment_of
+from kafkalog.storage_engine.segment.byte_source import FileBytes
+from kafkalog.storage_engine.segment.index import TimeIndex
+from kafkalog.storage_engine.segment.locate import header_at
+from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
+from kafkalog.storage_engine.transactions.transaction_index import parse_transactions
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.plan import Plan
+    from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
+    from kafkalog.cleaner.shelf import RoundOrder
+    from kafkalog.storage_engine.fs.files import Buffer
+    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.segment_object import SegmentObject
+    from kafkalog.storage_engine.object_store.store_draft import StoreDraft
+    from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
+    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
+    from kafkalog.storage_engine.segment.gaps import Section
+    from kafkalog.storage_engine.segment.open_segment import OpenSegment
+    from kafkalog.storage_engine.transactions.producers import Producers
+    from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
+
+_WRITES: Final = 2
+"""Segments that are written side by side: each has its key filter in memory."""
+
+
+def closed_extents(
+    state: StoreState, topic: str, partition: int, end: int = layout.INT64_MAX
+) -> Sequence[PlacedExtent]:
+    """Return the segment objects of a partition that a cleaning can take, ascending.
+
+    They reach from the log start to the first fresh extent, or to the first one at `end` or above.
+    """
+    known = state.log.topic(topic)
+    start = known.partitions[partition].log_start_offset
+    found: list[PlacedExtent] = []
+    for placed in state.extents(known.topic_id, partition):
+        if not layout.is_stored_segment(placed.object_name) or placed.extent.base_offset >= end:
+            break
+        if placed.extent.next_offset > start:
+            found.append(placed)
+    return found
+
+
+@contextlib.contextmanager
+def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None]:
+    """Plan a round of a partition by the last known state, and begin to fetch its objects.
+
+    None if the plan asks for none, or if no segment object is below its end: fresh objects are not
+    cleaned before they are regrouped. Raises CorruptLogError, StorageError, OSError.
+    """
+    state, topic, partition = log.known_state, order.stats.topic, order.stats.partition
+    plan = ObjectMoment(log, state, order.now_ms).plan(topic, partition)
+    # Those at the plan's end or above are not cleaned; a transaction may end in them.
+    placed = closed_extents(state, topic, partition)
+    if not placed or placed[0].extent.base_offset >= plan.end:
+        yield None
+        return
+    part = _part_of(plan, placed)
+    if not order.is_wanted(plan) or not (part.has_work or order.erased is not None):
+        yield None
+        return
+    with files.scratch_directory() as directory:
+        objects = FetchedObjects(log.client, directory, _sizes(state, placed))
+        with contextlib.closing(objects):
+            work = ObjectRound(
+                log, order, state, part, placed=placed, objects=objects, scratch=directory
+            )
+            with work.snapshot:
+                yield work
+
+
+def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
+    """Return the part of a plan that goes up to the last of some segment objects."""
+    end = min(plan.end, placed[-1].extent.next_offset)
+    first_dirty = min(plan.first_dirty_offset, end)
+    taken = [extent for _, extent in placed if extent.base_offset < end]
+    return dataclasses.replace(
+        plan,
+        config=dataclasses.replace(
+            plan.config, segment_bytes=min(plan.config.segment_bytes, SEGMENT_SIZE_MAX)
+        ),
+        first_dirty_offset=first_dirty,
+        first_uncleanable_offset=end,
+        end=end,
+        clean_bytes=sum(each.size for each in taken if each.base_offset < first_dirty),
+        cleanable_bytes=sum(each.size for each in taken if each.next_offset > first_dirty),
+    )
+
+
+def _sizes(state: StoreState, placed: Sequence[PlacedExtent]) -> Mapping[str, int]:
+    """Return the sizes of segment objects and of those beside them, by name."""
+    known = {name: state.objects[name] for name, _ in placed}
+    sides = {layout.stored_side(name): each.side_size for name, each in known.items()}
+    return {name: each.size for name, each in known.items()} | sides
+
+
+@dataclass(frozen=True, slots=True)
+class _ObjectSource:
+    """A segment object, and the one beside it."""
+
+    name: str
+    extent: Extent
+    side: SideObject
+    segment: int
+
+    @property
+    def base_offset(self) -> int:
+        return self.extent.base_offset
+
+    @property
+    def size(self) -> int:
+        return self.extent.size
+
+    @property
+    def has_keys(self) -> bool:
+        return self.side.size_of(layout.KEYS) > 0
+
+    def index_sizes(self) -> tuple[int, int]:
+        return self.side.size_of(layout.INDEX), self.side.size_of(layout.TIME_INDEX)
+
+    def last_time(self) -> int | None:
+        load = partial(self.side.section, layout.TIME_INDEX)
+        return TimeIndex(load, self.base_offset).last_time()
+
+    def transactions(self) -> bytes:
+        return self.side.section(layout.TRANSACTION_INDEX)
+
+    def modified_ns(self) -> int | None:
+        return None
+
+
+class ObjectRound:
+    """Reads a partition's segment objects, and commits its outputs in their place."""
+
+    def __init__(
+        self,
+        log: ObjectLog,
+        order: RoundOrder,
+        state: StoreState,
+        plan: Plan,
+        *,
+        placed: Sequence[PlacedExtent],
+        objects: FetchedObjects,
+        scratch: Path,
+    ) -> None:
+        """`placed` are the segment objects, ascending. Raises CorruptLogError, StorageError."""
+        self.order = order
+        self.plan = plan
+        self.scratch = scratch
+        self.sources_end = placed[-1].extent.next_offset
+        self.end = plan.first_dirty_offset
+        self._log = log
+        self._state = state
+        self._objects = objects
+        topic = state.log.topic(plan.topic)
+        self._topic_id = topic.topic_id
+        self._held: PartitionState = topic.partitions[plan.partition]
+        self._finished: list[RewrittenGroup] = []
+        extents = state.extents(topic.topic_id, plan.partition)
+        self.snapshot: PartitionSnapshot = FetchedSnapshot(
+            objects, plan.topic, plan.partition, self._held, extents
+        )
+        for name, _ in placed:
+            objects.begin(layout.stored_side(name))
+        sizes = Counter[int]()
+        for each in placed:
+            sizes[segment_of(each)] += each.extent.size
+        # The objects of a segment that is too large for one stay segments of their own.
+        found = [
+            _ObjectSource(
+                each.object_name,
+                each.extent,
+                SideObject(objects, layout.stored_side(each.object_name)),
+                base if sizes[base] <= SEGMENT_SIZE_MAX else each.extent.base_offset,
+            )
+            for each in placed
+            for base in [segment_of(each)]
+        ]
+        self.sources: Sequence[Source] = found
+        self._by_base = {each.base_offset: each for each in found}
+        self._fetch_records()
+
+    def _fetch_records(self) -> None:
+        """Begin to fetch the records, the dirty ones first.
+
+        Those of clean segments wait if the dirty section is small (`unchanged_segments`).
+        """
+        plan = self.plan
+        may_wait = plan.clean_bytes >= unchanged_segments.WORTHWHILE * plan.cleanable_bytes
+        taken = [each for each in self._by_base.values() if each.base_offset < plan.end]
+        dirty = [each for each in taken if each.extent.next_offset > plan.first_dirty_offset]
+        clean = taken[: len(taken) - len(dirty)]
+        for each in [*dirty, *(one for one in clean if not (may_wait and one.has_keys))]:
+            self._objects.begin(each.name)
+
+    def check(self) -> None:
+        """Abort if the caller asks to; whether the log is still the same, the commit finds out."""
+        self.order.check_abort()
+
+    def active_producers(self) -> ActiveProducers:
+        """Return the active producers of the state."""
+        return self._active
+
+    @functools.cached_property
+    def _active(self) -> ActiveProducers:
+        found = self._producers()
+        found.expire(self.order.now_ms)
+        return ActiveProducers(found.entries.values())
+
+    def _producers(self) -> Producers:
+        plan = self.plan
+        return recorded_producers(self._objects, self._state, plan.topic, plan.partition)
+
+    def aborted_entries(self, base_offset: int) -> Sequence[AbortedTransaction]:
+        """Return the transaction index of a segment."""
+        source = self._by_base[base_offset]
+        return parse_transactions(source.transactions(), source.side.place)
+
+    @contextlib.contextmanager
+    def key_index_of(self, segment: OpenSegment) -> Iterator[KeyIndex | None]:
+        """Return the key index of a segment; None if it has no valid one."""
+        source = self._by_base.get(segment.base_offset)
+        if source is None or not source.has_keys:
+            yield None
+            return
+        yield KeyIndex.of(source.side.source(layout.KEYS), segment)
+
+    def add_finished(self, group: RewrittenGroup) -> None:
+        """Take outputs for the commit; sources that would only be written again stay."""
+        gains_keys = any(
+            output.keys is not None and not self._by_base[source.base_offset].has_keys
+            for source, output in zip(group.sources, group.outputs, strict=False)
+        )
+        if group.is_changed or gains_keys:
+            self._finished.append(group)
+        else:
+            group.discard()
+
+    def swap_finished(self) -> None:
+        """Publish nothing: a round is one commit."""
+
+    def discard(self) -> None:
+        """Leave the files to the end of the round, which removes them."""
+
+    def finish(self, earliest_delete_horizon_ms: int | None) -> None:
+        """Write the outputs as objects, and commit them. Raises CommitInDoubtError as well.
+
+        Aborts if another process was quicker.
+        """
+        log = self._log
+        outputs: list[SegmentObject] = []
+        place = f"{self.plan.topic}-{self.plan.partition}"
+        try:
+            c_library.give_back_memory()
+            self._put(outputs)
+            is_done = self._commit(outputs, earliest_delete_horizon_ms)
+        except SweptError as fault:
+            log.discard_segments(outputs, fault)
+            raise CleaningAborted(f"{place}: a sweep was quicker") from fault
+        except Exception as fault:
+            log.discard_segments(outputs, fault)
+            raise
+        log.discard_segments(outputs)  # those that were left out, or all
+        if not is_done:
+            raise CleaningAborted(f"{place}: another process was quicker")
+        for group in self._finished:
+            self.order.stats.records_removed += group.records_removed
+            self.order.stats.bytes_removed += group.bytes_removed
+
+    def _put(self, outputs: list[SegmentObject]) -> None:
+        """Write the new segments as objects, into `outputs`."""
+
+        def put_one(each: tuple[CleanedSegment, Section, int]) -> None:
+            output, section, end = each
+            extent = self._extent(output, end)
+            with self._sections(output, section, extent) as sections:
+                log = output.path(layout.LOG)
+                outputs.append(
+                    put_segment(self._log.client, self._state.number, extent, log, sections)
+                )
+
+        new = [
+            (output, section, end)
+            for group in self._finished
+            for output, section, end in zip(
+                group.outputs,
+                group.sections,
+                [*(each.base_offset for each in group.outputs[1:]), group.end],
+                strict=True,
+            )
+        ]
+        with ThreadPoolExecutor(_WRITES, "kafkalog-put") as pool:
+            for _ in pool.map(put_one, new):
+                pass
+
+    def _extent(self, output: CleanedSegment, end: int) -> Extent:
+        times = TimeIndex(output.path(layout.TIME_INDEX), output.base_offset).last_time()
+        with files.closing(files.open_to_read(output.path(layout.LOG))) as fd:
+            header = header_at(FileBytes(fd), 0, output.size)
+        return Extent(
+            self._topic_id,
+            self.plan.partition,
+            0,
+            output.size,
+            output.base_offset,
+            end,
+            self._held.leader_epoch,
+            layout.NO_TIMESTAMP if times is None else times,
+            first_timestamp=layout.NO_TIMESTAMP if header is None else header.max_timestamp,
+            segment=output.base_offset,
+        )
+
+    @contextlib.contextmanager
+    def _sections(
+        self, output: CleanedSegment, section: Section, extent: Extent
+    ) -> Iterator[Mapping[str, Buffer]]:
+        found: dict[str, Buffer] = {}
+        for suffix in (layout.INDEX, layout.TIME_INDEX, layout.TRANSACTION_INDEX):
+            with contextlib.suppress(FileNotFoundError):
+                found[suffix] = files.read_file(output.path(suffix))
+        offset = self._held.producer_snapshot
+        if extent.has_end(offset):
+            (holder,) = (each for each in self._by_base.values() if each.extent.has_end(offset))
+            content = holder.side.section(layout.SNAPSHOT)
+            found[layout.SNAPSHOT] = content or pack_snapshot(self._producers().entries.values())
+        found[layout.GAPS] = section.gaps.astype(">i8").tobytes()
+        if output.keys is None:
+            yield found
+            return
+        with files.mapped(output.keys.temporary) as data:
+            found[layout.KEYS] = data
+            found[layout.STORED_FILTER] = key_filter.encoded(data)
+            yield found
+
+    def _commit(
+        self, outputs: Sequence[SegmentObject], earliest_delete_horizon_ms: int | None
+    ) -> bool:
+        """Commit; return False, and change nothing, if the log is no longer what was cleaned."""
+        topic, partition, stats = self.plan.topic, self.plan.partition, self.order.stats
+        at_ms, ended_ms = self.order.time_ms(), self.order.ended_ms()
+        done = dataclasses.replace(stats, rounds=stats.rounds + 1, end_offset=self.end)
+        replaced = [
+            self._by_base[source.base_offset].name
+            for group in self._finished
+            for source in group.sources
+        ]
+
+        def draft_rest(draft: StoreDraft) -> bool:
+            if not is_as_it_was(
+                draft, topic, self._topic_id, [each.name for each in self._by_base.values()]
+            ):
+                return False
+            start = draft.topic(topic).partitions[partition].log_start_offset
+            clean_to = max(self.end, start)
+            fields = {"first_dirty_offset": clean_to, "cleaning_offset": clean_to}
+            if replaced:
+                fields["swapped_at"] = draft.state.number + 1
+            draft.change_partition(topic, partition, **fields)
+            notes = StoredNotes(self._log.root)
+            write_delete_horizon(notes, clean_to, earliest_delete_horizon_ms)
+            write_last_cleaning(notes, done, ended_ms=ended_ms, keeps_earlier=False)
+            draft.set_cleaned(self._topic_id, partition, Cleaned(clean_to, at_ms, notes.texts))
+            return True
+
+        return self._log.swap(replaced, outputs, now_ms=at_ms, work=draft_rest)
+
+
+def is_as_it_was(draft: StoreDraft, topic: str, topic_id: str, names: Sequence[str]) -> bool:
+    """Return whether a log still has the topic, compacted, and all objects of a round."""
+    known = draft.state.topics.get(topic)
+    if known is None or known.topic_id != topic_id:
+        return False
+    is_compacted = TopicConfig.parse(known.config).is_compacted
+    return is_compacted and all(name in draft.store.objects for name in names)

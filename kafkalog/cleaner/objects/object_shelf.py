@@ -1,0 +1,233 @@
+"""A log in an object store, for the cleaner: claims, notes in commits, and the upkeep of objects.
+
+Any number of processes may clean at once, on any hosts. A claim spares double work; the commit log
+decides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kafkalog.cleaner.objects import upkeep
+from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.object_round import closed_extents, is_as_it_was, open_round
+from kafkalog.cleaner.plan import may_be_tried
+from kafkalog.cleaner.state.stats import CleanerStats
+from kafkalog.cleaner.state.uncleanable import (
+    clear_uncleanable,
+    fault_reason,
+    mark_uncleanable,
+    read_uncleanable,
+)
+from kafkalog.errors import KafkaLogError, UnknownTopicError
+from kafkalog.storage_engine.metadata.config import TopicConfig
+from kafkalog.storage_engine.object_store.object_retention import apply_retention
+from kafkalog.storage_engine.object_store.store_draft import is_live
+from kafkalog.storage_engine.object_store.store_state import Cleaned
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn
+    from kafkalog.cleaner.state.notes import StoredNotes
+    from kafkalog.storage_engine.log.results import RetentionStats
+    from kafkalog.storage_engine.object_store.address import StoreAddress
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+    from kafkalog.storage_engine.object_store.store_draft import StoreDraft
+    from kafkalog.storage_engine.object_store.store_state import StoreState
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectShelf:
+    """A log in an object store; what it last knew of the log is what a turn begins with."""
+
+    log: ObjectLog
+    _begun: dict[tuple[str, int], StoreState] = field(default_factory=dict)
+    """The state that the last round of a partition has read."""
+
+    @property
+    def place(self) -> str | StoreAddress:
+        """The address."""
+        return self.log.address
+
+    def moment(self, now_ms: int) -> Moment:
+        """Return the last known state; no request."""
+        return ObjectMoment(self.log, self.log.known_state, now_ms)
+
+    def topic_id(self, topic: str, partition: int) -> str | None:
+        """Return the id of a topic that has the partition; None if there is none."""
+        known = self.log.known_state.log.topics.get(topic)
+        return known.topic_id if known is not None and known.is_here(partition) else None
+
+    def has_topic(self, topic: str, topic_id: str) -> bool:
+        """Return whether the topic of that name is still the one of that id."""
+        return self.log.has_topic(topic, topic_id)
+
+    def prepare(
+        self,
+        topic: str | None = None,
+        partition: int | None = None,
+        *,
+        force: bool = False,
+        now_ms: int,
+        check_abort: Callable[[], None] = lambda: None,
+    ) -> list[CleanerStats]:
+        """Load the newest state; regroup and merge, unless for one partition alone.
+
+        With `force` all fresh objects are regrouped, and active segments closed.
+        """
+        log, damaged = self.log, dict[str, KafkaLogError]()
+        if partition is None:
+            upkeep.regroup_due(
+                log,
+                now_ms=now_ms,
+                force=force,
+                check_abort=check_abort,
+                on_damaged=damaged.__setitem__,
+            )
+            upkeep.merge_due(log, now_ms=now_ms, check_abort=check_abort)
+        else:
+            log.store_state()
+        if force:
+            partitions = None if partition is None else [partition]
+            upkeep.roll_active(log, topic, partitions, now_ms=now_ms)
+        return [*self._failed(damaged, topic, force=force, now_ms=now_ms)]
+
+    def _failed(
+        self, damaged: dict[str, KafkaLogError], topic: str | None, *, force: bool, now_ms: int
+    ) -> Iterator[CleanerStats]:
+        """Mark the partitions that may be tried and have records in a damaged fresh object."""
+        found: set[tuple[str, int]] = set()
+        for name, fault in damaged.items():
+            held = self.log.known_state.objects.get(name)
+            topics = {one.topic_id: one for one in self.log.known_state.log.topics.values()}
+            for extent in () if held is None else held.extents:
+                known, number = topics.get(extent.topic_id), extent.partition
+                if known is None or (known.name, number) in found or not is_live(extent, topics):
+                    continue
+                if topic not in (None, known.name):
+                    continue
+                if not TopicConfig.parse(known.config).is_compacted:
+                    continue
+                notes = self.moment(now_ms).notes(known.name, number)
+                if force or may_be_tried(read_uncleanable(notes), known, now_ms):
+                    found.add((known.name, number))
+                    reason = self.mark(known.name, number, fault, now_ms=now_ms)
+                    if reason is not None:
+                        yield CleanerStats(known.name, number, error=reason)
+
+    def check(self, topic: str, partition: int) -> None:
+        """Go on: objects have no pause."""
+
+    @contextlib.contextmanager
+    def turn(
+        self, topic: str, partition: int, *, now_ms: int, force: bool, waits: bool
+    ) -> Iterator[Turn | None]:
+        """Claim the partition; None if another cleaner has, unless with `force`."""
+        topic_id = self.topic_id(topic, partition)
+        if topic_id is None or not closed_extents(self.log.known_state, topic, partition):
+            yield None
+            return
+        with self.log.claim(f"{topic_id}-{partition}", now_ms=now_ms) as is_mine:
+            yield _Turn(self, topic, partition) if is_mine or force else None
+
+    def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
+        """Plan and begin a round by the last known state."""
+        self._begun[order.stats.topic, order.stats.partition] = self.log.known_state
+        return open_round(self.log, order)
+
+    def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
+        """Commit the mark, unless the log is no longer what the cleaning failed on."""
+        state = self._begun.get((topic, partition), self.log.known_state)
+        notes = ObjectMoment(self.log, state, now_ms).notes(topic, partition)
+        mark = mark_uncleanable(
+            notes,
+            fault_reason(fault),
+            state.log.topic(topic).config,
+            now_ms=now_ms,
+            is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
+        )
+        is_same = self.keep_notes(state, topic, partition, notes, now_ms=now_ms)
+        return mark.reason if is_same else None
+
+    def keep_notes(
+        self, state: StoreState, topic: str, partition: int, notes: StoredNotes, *, now_ms: int
+    ) -> bool:
+        """Commit notes, and nothing else; return False if an object of `state` is gone."""
+        topic_id = state.log.topic(topic).topic_id
+        names = [name for name, _ in closed_extents(state, topic, partition)]
+
+        def draft_notes(draft: StoreDraft) -> bool:
+            if not is_as_it_was(draft, topic, topic_id, names):
+                return False
+            offset = draft.topic(topic).partitions[partition].first_dirty_offset
+            draft.set_cleaned(topic_id, partition, Cleaned(offset, now_ms, notes.texts))
+            return True
+
+        return self.log.change(draft_notes, now_ms=now_ms)
+
+    def retain(
+        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
+    ) -> list[RetentionStats]:
+        """Apply the retention of a topic, or of every topic, in a commit for each."""
+        found: list[RetentionStats] = []
+        for name, known in sorted(self.log.known_state.log.topics.items()):
+            config = TopicConfig.parse(known.config)
+            skips = {number for number, _ in known.present() if is_skipped(name, number, config)}
+            if topic in (None, name) and config.is_deleted and len(skips) < len(known.partitions):
+                with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
+                    found += self._retain(name, skips, now_ms)
+        return found
+
+    def _retain(self, topic: str, skips: set[int], now_ms: int) -> list[RetentionStats]:
+        def draft_retention(draft: StoreDraft) -> list[RetentionStats]:
+            draft.topic(topic)
+            return apply_retention(
+                draft, topic, now_ms=now_ms, is_skipped=lambda _, number: number in skips
+            )
+
+        return self.log.change(draft_retention, now_ms=now_ms)
+
+    def tidy(self, *, now_ms: int, whole: bool) -> int:
+        """Delete objects that nobody needs any more; none is cheap to find."""
+        return upkeep.sweep(self.log, now_ms=now_ms) if whole else 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A partition is claimed."""
+
+    shelf: ObjectShelf
+    topic: str
+    partition: int
+
+    def prepare(self, now_ms: int) -> None:
+        """Do nothing: nobody leaves anything behind in a partition."""
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether the partition is not uncleanable until a later time."""
+        moment = self.shelf.moment(now_ms)
+        mark = read_uncleanable(moment.notes(self.topic, self.partition))
+        return may_be_tried(mark, moment.state.topic(self.topic), now_ms)
+
+    def first_dirty_offset(self) -> int:
+        """Return where the dirty section begins."""
+        known = self.shelf.log.known_state.log.topic(self.topic)
+        return known.partitions[self.partition].first_dirty_offset
+
+    def close_active(self, now_ms: int) -> None:
+        """Do nothing: those of all partitions were closed in one commit."""
+
+    def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
+        """Plan and begin a round."""
+        return self.shelf.round(order)
+
+    def end(self, order: RoundOrder) -> None:
+        """Take away a mark that no round's commit took; the figures are in that one."""
+        log, at_ms = self.shelf.log, order.time_ms()
+        notes = ObjectMoment(log, log.known_state, at_ms).notes(self.topic, self.partition)
+        if read_uncleanable(notes) is not None:
+            clear_uncleanable(notes)
+            state = log.known_state
+            self.shelf.keep_notes(state, self.topic, self.partition, notes, now_ms=at_ms)

@@ -21,9 +21,10 @@ KERNEL_TESTS := tests/unit/storage_engine/test_kernels.py \
 PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.py commit.py cut.py engine.py files.py \
     host.py journal.py partition.py partition_snapshot.py pins.py platform.py preallocation.py processes.py \
     relaxed_commits.py release.py retention.py staging.py topic_deletion.py) \
-    $(addprefix tests/unit/cleaner/test_, clean.py manager.py pause.py swap.py thread.py)
-# Dead before an act, a process leaves what it leaves dead after the one before; one fault of a disk will do.
-PLATFORM_CASES := not (any_act and before) and not (any_act and 28-)
+    $(addprefix tests/unit/cleaner/test_, clean.py manager.py pause.py swap.py thread.py) \
+    $(addprefix tests/unit/rules/test_, clean.py manager.py retention.py)
+# One fault of a disk will do.
+PLATFORM_CASES := not (any_act and 28-)
 KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
@@ -35,7 +36,7 @@ help: ## show this list
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
+peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, older releases of Spark, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
 
 demo-setup: $(DEMO_READY) ## install what the demo needs: gcc, Java and venv (as root), then .venv and the package
 

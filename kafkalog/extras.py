@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 PACKAGES: Final = {
-    "spark": ("pyspark>=4.2", "pandas>=2.2,<3"),
+    "spark": ("pyspark>=4.0,<4.3", "pandas>=2.2,<3"),
     "state": ("protobuf>=6.33",),
     "metrics": ("prometheus-client>=0.20",),
     "sqlite": ("adbc-driver-sqlite>=1.8",),

@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import os
 
-import pytest
-
-from tests import ROOT
+from tests import ROOT, spark_peers
 
 __all__ = ["PYSPARK", "environment", "require", "settings"]
 
-_PEER = ROOT / ".peers" / "delta"
-PYSPARK = _PEER / "python" / "pyspark"
+_RELEASE = "4.2"
+PYSPARK = spark_peers.package(_RELEASE)
 _JARS = "KAFKALOG_DELTA_JARS"
 
 
 def require() -> None:
     """Skip the test if there is no Delta Lake, or fail it in CI."""
-    if not PYSPARK.is_dir():
-        reason = "no Delta Lake: `make peers` fetches it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    spark_peers.require(_RELEASE)
 
 
 def environment() -> dict[str, str]:
     """Return the environment of a process that starts Spark with Delta Lake."""
-    return {
-        **{name: value for name, value in os.environ.items() if name != "SPARK_HOME"},
-        "PYTHONPATH": os.pathsep.join([str(PYSPARK.parent), str(ROOT)]),
-        _JARS: os.pathsep.join(map(str, sorted(_PEER.glob("*.jar")))),
-    }
+    jars = sorted((ROOT / ".peers" / "delta").glob("*.jar"))
+    return {**spark_peers.environment(_RELEASE), _JARS: os.pathsep.join(map(str, jars))}
 
 
 def settings() -> dict[str, str]:

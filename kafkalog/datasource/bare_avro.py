@@ -66,10 +66,10 @@ class BareAvro:
             decoded = df.withColumn(_DECODED, self._decoded(whole))
             _ = decoded.schema  # Spark Connect resolves nothing before it is asked for the schema
         except (TypeError, AttributeError):  # releases without the built-in function
-            raise _no_avro() from None
+            raise _no_avro(df) from None
         except AnalysisException as fault:
             if "AVRO_NOT_LOADED" in str(fault):
-                raise _no_avro() from None
+                raise _no_avro(df) from None
             raise
         has_header = F.substring(whole, 1, 1) == F.lit(b"\0")
         # A schema id is positive.
@@ -195,10 +195,10 @@ def _is_plain(schema: Any) -> bool:
     return kind in {"enum", "fixed"} or _is_plain(kind)
 
 
-def _no_avro() -> InvalidInputError:
-    import pyspark
+def _no_avro(df: DataFrame) -> InvalidInputError:
+    from kafkalog.spark_release import avro_package
 
     return InvalidInputError(
         "Avro values need Spark's Avro package on the class path: start the session with "
-        f"spark.jars.packages=org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
+        f"spark.jars.packages={avro_package(df.sparkSession.version)}"
     )

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
+from kafkalog.spark_release import lacking
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,8 +26,11 @@ _COLUMNS: Final = (
 
 def with_previous(changes: DataFrame) -> DataFrame:
     """Return a stream of changes with the column `previous`; see `KTable.updates`."""
+    by_key = changes.groupBy("key")
+    if not hasattr(by_key, "transformWithState"):
+        raise lacking("updates(previous=True)", "4.1", "Leave previous= out")
     _check_session(changes.sparkSession)
-    return changes.groupBy("key").transformWithState(
+    return by_key.transformWithState(
         statefulProcessor=PreviousValue(),
         outputStructType=_COLUMNS,
         outputMode="Append",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 _VARIABLE: Final = "PYSPARK_PYTHON"
 _CAUSE: Final = re.compile(
@@ -45,13 +46,19 @@ def register(spark: SparkSession) -> None:
     Raises InvalidInputError, which says what to set, if the workers cannot import kafkalog. Nobody
     can change the Python of a Spark Connect server that was started elsewhere.
     """
-    from kafkalog.datasource.source import KafkaLogDataSource
+    import pyspark
 
+    from kafkalog.spark_release import fault_of_release
+
+    if refused := fault_of_release(pyspark.__version__):
+        raise InvalidInputError(f"register: {refused}")
     if not hasattr(spark, "dataSource"):
         raise InvalidInputError(
             f"register: it takes a session (expected a SparkSession, found {spark!r}). Give it the "
             "one that reads or writes the log."
         )
+    from kafkalog.datasource.source import KafkaLogDataSource
+
     context = _context(spark)
     if context is not None and hasattr(spark, "_jsparkSession"):
         _activate_in_new_threads(spark)
@@ -59,7 +66,7 @@ def register(spark: SparkSession) -> None:
     for python in _candidates(context):
         try:
             with _workers_running(context, python):
-                spark.dataSource.register(KafkaLogDataSource)  # which remembers the Python
+                _announce(spark, KafkaLogDataSource)
                 spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id long").collect()
         except Exception as error:
             files.pass_on(error)
@@ -72,6 +79,19 @@ def register(spark: SparkSession) -> None:
         f"found: {fault}). Install it for the workers' Python, and set {_VARIABLE} to that Python "
         "before the session, or its Spark Connect server, is started."
     )
+
+
+def _announce(spark: SparkSession, source: type[DataSource]) -> None:
+    """Register the format; Spark remembers the Python.
+
+    Spark 4.0 refuses a format that it has found by itself, in the Python that runs now.
+    """
+    try:
+        spark.dataSource.register(source)
+    except Exception as error:
+        files.pass_on(error)
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def _context(spark: SparkSession) -> SparkContext | None:

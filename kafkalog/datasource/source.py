@@ -22,11 +22,14 @@ from kafkalog.storage_engine.metadata import address
 from kafkalog.storage_engine.object_store.address import store_address
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+    from pyspark.sql.datasource import (
+        DataSourceArrowWriter,
+        DataSourceStreamArrowWriter,
+        DataSourceStreamReader,
+    )
     from pyspark.sql.types import StructType
 
     from kafkalog.datasource.batch_reader import KafkaLogBatchReader
-    from kafkalog.datasource.stream_reader import KafkaLogStreamReader
 
 _LOGGER = logging.getLogger(__name__)
 _WARNED: set[tuple[str, ...]] = set()
@@ -70,11 +73,17 @@ class KafkaLogDataSource(DataSource):
         check_columns(schema)
         return KafkaLogBatchReader(self._read_options, tuple(schema.fieldNames()))
 
-    def streamReader(self, schema: StructType) -> KafkaLogStreamReader:
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the micro-batch reader; Spark would lose an error raised here."""
         from kafkalog.datasource.stream_reader import KafkaLogStreamReader
+        from kafkalog.spark_release import HAS_LIMITS
 
-        return KafkaLogStreamReader(dict(self.options), schema)
+        reader = KafkaLogStreamReader(dict(self.options), schema)
+        if HAS_LIMITS:
+            return reader
+        from kafkalog.datasource.unlimited_reader import UnlimitedStreamReader
+
+        return UnlimitedStreamReader(reader)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of `df.write`."""

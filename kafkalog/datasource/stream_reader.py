@@ -7,13 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from kafkalog.datasource.columns import check_columns
 from kafkalog.datasource.initial_offsets import InitialOffsets
@@ -32,6 +25,14 @@ from kafkalog.datasource.range_reader import RangeReader
 from kafkalog.datasource.read_planner import ReadPlanner, planner_of
 from kafkalog.datasource.snapshot import has_snapshot
 from kafkalog.plain_errors import plain
+from kafkalog.spark_release import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+    refuse_limits,
+)
 from kafkalog.storage_engine.fs import clock
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             parsed = SourceOptions.parse(self._given)
             check_columns(self._schema)
             parsed.check_stream()
+            refuse_limits(parsed.warn_of_batch)
             if parsed.min_offsets_per_trigger is not None:
                 self._delay = TriggerDelay(
                     parsed.min_offsets_per_trigger, parsed.max_trigger_delay_ms

@@ -21,11 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.plain_errors import plain
@@ -35,6 +31,7 @@ from kafkalog.sink.plan import read_plan, sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
 from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_log, shared_readable
 from kafkalog.sink.topics import options_without_effect, prepare_topic
+from kafkalog.spark_release import DataSourceStreamArrowWriter
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.metadata.writer import CHECKPOINT, TRANSACTION, Writer, writer_slug

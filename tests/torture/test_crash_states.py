@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from kafkalog.cleaner.directory import swap
 from kafkalog.storage_engine.directory import active_segment
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import State
-from tests.torture.acts import Names, Sync, Write
+from tests.torture.acts import Sync, Write
 from tests.torture.crash_states import ALL, EVERY_MOMENT, ONE_MOMENT, Task, Worker, tasks
 from tests.torture.crashes import Outcome
 from tests.torture.disk import Disk, check_recorded
@@ -288,38 +287,6 @@ def stale_entry(directory: Path, first: str) -> str | None:
     again = crashes.recovery(crash, state)
     (end,) = again.crashes(again.stages, [again.stages[-1].end])
     return first_of(again.check(end, state) for state in again.states(end))
-
-
-@pytest.mark.parametrize("planted", [False, True], ids=["mended", "old"])
-def test_aborted_transactions_stay_so_where_the_name_of_a_cleaned_log_alone_is_lost(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, planted: bool
-) -> None:
-    """Found by this program: the list of them counted as one of the files that were replaced."""
-    if planted:
-        monkeypatch.setattr(swap, "swap_in", renamed_at_once)
-    crashes = Worker(directory, seed=1).crashes(Task.parse("transact,merge"))
-    acts = crashes.recording.acts
-    moments = [
-        n + 1
-        for n, act in enumerate(acts)
-        if isinstance(act, Names)
-        and any(name.endswith(layout.TRANSACTION_INDEX) for _, name, _ in act.changes)
-        and n >= crashes.stages[-1].first
-    ]
-    found = []
-    for crash in crashes.crashes(crashes.stages[-1:], moments):
-        lost = [state for state in crashes.states(crash) if state.label.startswith("lost")]
-        found.append(first_of(crashes.check(crash, state) for state in lost))
-    assert planted == any(fault is not None and "aborted" in fault for fault in found), found
-
-
-def renamed_at_once(directory: Path, found: dict[int, set[str]]) -> None:
-    """Do as was done before: no name is durable before the last one is given."""
-    for base, suffixes in sorted(found.items()):
-        for suffix in (one for one in layout.SEGMENT_SUFFIXES if one in suffixes):
-            path = directory / layout.segment_file(base, suffix, layout.SWAP)
-            if path.exists():
-                files.rename(path, directory / layout.segment_file(base, suffix))
 
 
 def test_a_commit_that_dies_before_its_record_is_synced_or_published_is_tried_again(

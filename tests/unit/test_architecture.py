@@ -10,6 +10,7 @@ import graphlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -89,6 +90,7 @@ LEAVES = {
     "schema",
     "spark_offset_log",
     "spark_options",
+    "spark_release",
     "cleaner/config",
     "cleaner/plan",
 }
@@ -328,6 +330,7 @@ def test_pyspark_stays_in_its_rooms() -> None:
         name_of(path)
         for path in SOURCES
         if room_of(path) not in PYSPARK_ROOMS
+        and name_of(path) != "spark_release.py"
         and any(module.split(".")[0] == "pyspark" for module, _ in imports(path))
     ] == []
 
@@ -586,3 +589,14 @@ def test_rooms_are_found_without_an_import_of_their_own() -> None:
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
+def test_class_names_are_unique() -> None:
+    """A name that begins with an underscore is its file's own."""
+    names = Counter(
+        node.name
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
-from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
+from kafkalog.cleaner.dedup.offset_map import HashPart, Int64s, OffsetMap, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def census(
     found = _Sums(bases)
     tombstones = np.zeros(len(bases), dtype=np.int64)
 
-    def put(part: Part, left: int) -> bool:
+    def put(part: HashPart, left: int) -> bool:
         tombstones[:] = 0
         offset_map.clear()
         known_to = build_offset_map(

@@ -10,7 +10,6 @@ Kafka: Cleaner.buildOffsetMap, rules C9 to C21.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ import numpy.typing as npt
 
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.dedup.obsolete_offsets import ObsoleteOffsets
-from kafkalog.cleaner.dedup.offset_map import WHOLE, OffsetMap, Part
+from kafkalog.cleaner.dedup.offset_map import WHOLE, HashPart, OffsetMap
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.dedup.spill.spilled import Spill, Spilled
+from kafkalog.cleaner.state.notes import DirectoryNotes, packed, unpacked
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 IsMapped: TypeAlias = "Callable[[Chunk], npt.NDArray[np.bool_]]"
 """Returns which batches (b) of a chunk have keys that count; called for each chunk in log order."""
 
-_VERSION = 1
 _DEATHS_MAX = 2
 _ROW_BYTES = 24 + 8
 """Bytes of a spilled key: its row, and its offset in a list."""
@@ -164,7 +163,7 @@ def build_offset_map(
     offset_map: OffsetMap,
     *,
     is_mapped: IsMapped,
-    part: Part = WHOLE,
+    part: HashPart = WHOLE,
     chunk_size: int = CHUNK_SIZE,
     stats: CleanerStats | None = None,
     check_abort: Callable[[], None] | None = None,
@@ -259,11 +258,7 @@ def _check_space(plan: Plan, scratch: Path, start: int, keys: int, read: int) ->
 
 
 def _read_deaths(directory: Path) -> int:
-    try:
-        content = json.loads(files.read_file(directory / layout.SPILLING))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return 0
-    deaths = content.get("deaths") if isinstance(content, dict) else None
+    deaths = unpacked(DirectoryNotes(directory).read(layout.SPILLING)).get("deaths")
     return deaths if isinstance(deaths, int) else 0
 
 
@@ -271,7 +266,7 @@ def _set_deaths(directory: Path, deaths: int) -> None:
     if not deaths:
         files.remove(directory / layout.SPILLING)
         return
-    content = json.dumps({"version": _VERSION, "deaths": deaths}).encode() + b"\n"
+    content = packed({"deaths": deaths}).encode() + b"\n"
     try:
         files.write_atomically(
             directory / layout.SPILLING, content, temporary_name=layout.SPILL + "mark"

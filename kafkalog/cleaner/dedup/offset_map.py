@@ -38,7 +38,7 @@ _TAKEN_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HashPart:
     """A part of the hash space: the keys whose hash ends in the `bits` low bits `prefix`."""
 
     bits: int = 0
@@ -49,16 +49,16 @@ class Part:
         """The bits that are compared."""
         return (1 << self.bits) - 1
 
-    def halves(self) -> tuple[Part, Part]:
+    def halves(self) -> tuple[HashPart, HashPart]:
         """Split in two; every key of this part is in exactly one half."""
         bits = self.bits + 1
-        return Part(bits, self.prefix), Part(bits, self.prefix | 1 << self.bits)
+        return HashPart(bits, self.prefix), HashPart(bits, self.prefix | 1 << self.bits)
 
 
-WHOLE = Part()
+WHOLE = HashPart()
 
 
-def parts_that_fit(put: Callable[[Part, int], bool]) -> Iterator[Part]:
+def parts_that_fit(put: Callable[[HashPart, int], bool]) -> Iterator[HashPart]:
     """Yield parts that cover the hash space, each after `put` has put all of its keys into a map.
 
     `put` receives a part, and how many are left; it returns False if they have no room.
@@ -113,7 +113,7 @@ class OffsetMap:
         return self.size / len(self._slots)
 
     def clear(self, latest_offset: int = -1) -> None:
-        """Forget all keys; the secret stays, so a `Part` keeps its keys."""
+        """Forget all keys; the secret stays, so a `HashPart` keeps its keys."""
         self._slots.fill(0)
         self.size = 0
         self.latest_offset = latest_offset
@@ -171,7 +171,7 @@ class OffsetMap:
         first: int = 0,
         start: int = 0,
         end: int = _END,
-        part: Part = WHOLE,
+        part: HashPart = WHOLE,
     ) -> tuple[int, int]:
         """Put the records with start <= offset < end, from index `first` on, in order.
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from kafkalog.cleaner.dedup.latest_records import build_offset_map
-from kafkalog.cleaner.dedup.offset_map import Int64s, OffsetMap, Part, parts_that_fit
+from kafkalog.cleaner.dedup.offset_map import HashPart, Int64s, OffsetMap, parts_that_fit
 from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
 from kafkalog.cleaner.plan import valid_first_dirty_offset
@@ -123,7 +123,7 @@ def _latest(
         return
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
 
-    def put(part: Part, left: int) -> bool:
+    def put(part: HashPart, left: int) -> bool:
         passes.left = 2 * left
         offset_map.clear()
         known_to = build_offset_map(

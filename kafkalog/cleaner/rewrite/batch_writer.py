@@ -28,7 +28,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.dedup.offset_map import Uint64s
-    from kafkalog.cleaner.rewrite.merge.plan import Plan
+    from kafkalog.cleaner.rewrite.merge.plan import MergePlan
     from kafkalog.cleaner.rewrite.retention_rules import Retained
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.reading.partition_snapshot import Chunk
@@ -151,7 +151,7 @@ class BatchWriter:
         self,
         run: Chunk,
         records: RecordTable,
-        plan: Plan,
+        plan: MergePlan,
         first: int,
         end: int,
         *,
@@ -180,7 +180,7 @@ class BatchWriter:
             return
         self._note_rebuilt([written.add_bytes(data)])
 
-    def _hold(self, run: Chunk, records: RecordTable, plan: Plan, first: int) -> None:
+    def _hold(self, run: Chunk, records: RecordTable, plan: MergePlan, first: int) -> None:
         end = len(run.table)
         batches = _with_records(plan, first, end)
         if self._group is None:
@@ -299,7 +299,7 @@ class _Keys:
         return hashes[:count], offsets[:count]
 
 
-def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retained) -> bool:
+def _is_unchanged(run: Chunk, records: RecordTable, plan: MergePlan, retained: Retained) -> bool:
     """Return whether nothing in the remaining run depends on time, a transaction or a producer."""
     stays = (retained.kept > 0) | retained.stays_empty
     special = layout.CONTROL_BIT | layout.TRANSACTIONAL_BIT
@@ -315,7 +315,7 @@ def _is_unchanged(run: Chunk, records: RecordTable, plan: Plan, retained: Retain
     )
 
 
-def _with_records(plan: Plan, first: int, end: int) -> Integers:
+def _with_records(plan: MergePlan, first: int, end: int) -> Integers:
     bounds = plan.bounds
     found: Integers = first + np.flatnonzero(bounds[first + 1 : end + 1] != bounds[first:end])
     return found

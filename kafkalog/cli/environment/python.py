@@ -14,7 +14,6 @@ from kafkalog.cli.environment.check import Check
 from kafkalog.cli.environment.program import printed_by
 from kafkalog.extras import install_command
 
-_SPARK_MIN: Final = (4, 2)
 _INSTALL: Final = f"Install what Spark needs: {install_command('spark')}."
 _VARIABLE: Final = "PYSPARK_PYTHON"
 _ASKED: Final = """
@@ -43,19 +42,25 @@ def check_kernels() -> Check:
 
 
 def check_spark() -> Check:
-    """Check the release of Spark, and that pandas is there, which Spark asks for."""
+    """Check the releases of Spark and of pandas, which Spark asks for, and say what fits them."""
     versions = {}
     for package in ("pyspark", "pandas"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             return Check("spark", f"{package} is not installed", _INSTALL)
-    found = tuple(map(int, re.findall(r"\d+", versions["pyspark"])[:2]))
-    wanted = ".".join(map(str, _SPARK_MIN))
-    advice = (
-        None if found >= _SPARK_MIN else f"Install Spark {wanted} or later: pip install -U pyspark."
-    )
-    return Check("spark", ", ".join(f"{name} {text}" for name, text in versions.items()), advice)
+    from kafkalog.spark_release import avro_package, delta_package, fault_of_release
+
+    spark, pandas = versions["pyspark"], versions["pandas"]
+    found = f"pyspark {spark}, pandas {pandas}"
+    if fault_of_release(spark) is not None:
+        return Check("spark", found, f"Install Spark 4.0 or later. {_INSTALL}")
+    release, delta = delta_package(spark)
+    delta = delta if spark.startswith(f"{release}.") else f"Delta Lake is for Spark {release}"
+    found = f"{found}; it takes {avro_package(spark)}; {delta}"
+    is_fit = (2, 2) <= tuple(map(int, re.findall(r"\d+", pandas)[:2])) < (3, 0)
+    advice = None if is_fit else f"Spark knows pandas from 2.2 to before 3. {_INSTALL}"
+    return Check("spark", found, advice, is_wrong=False)
 
 
 def check_workers_python(environment: Mapping[str, str]) -> Check:

@@ -54,13 +54,14 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     is read while the next one comes.
     """
     import pyarrow as pa
-    from pyspark.serializers import NoOpSerializer
-    from pyspark.util import _load_from_socket, inheritable_thread_target
+    from pyspark.util import inheritable_thread_target
+
+    from kafkalog.spark_release import messages_from_socket
 
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
     jvm: Any = context._jvm
     schema = frame.limit(0).toArrow().schema
-    # Spark's Dataset has this method for its own use (tried: 4.2 and 4.3). Each item is one batch
+    # Spark's Dataset has this method for its own use (tried: 4.0 to 4.3). Each item is one batch
     # without its schema.
     messages = frame._jdf.toArrowBatchRdd().toJavaRDD()
 
@@ -72,7 +73,7 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
         # `context.runJob` would send each message through a Python worker.
         found = jvm.PythonRDD.runJob(context._jsc.sc(), messages, list(parts))
-        with _load_from_socket(found, NoOpSerializer()) as stream:
+        with messages_from_socket(found) as stream:
             return list(stream)
 
     with ThreadPoolExecutor(1) as beside:

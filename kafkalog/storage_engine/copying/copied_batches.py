@@ -32,7 +32,7 @@ GIVE_RETENTION: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class CopiedMoment:
     """How far a partition was cleaned at a time; a cleaning since may have removed deletions."""
 
     time_s: float
@@ -61,7 +61,7 @@ class PartitionToCopy:
     end: int
     log_start: int
     """Where the source's log begins."""
-    planned: Moment
+    planned: CopiedMoment
     """The source when this was found out."""
     copied_ms: int
     """How long before that the last copy began, in ms; -1 if the destination has no records."""
@@ -102,7 +102,7 @@ def copied_runs(
     data = bytearray()
     start = position = wanted.start
     end, log_start = wanted.end, wanted.log_start
-    before: Moment | None = wanted.planned if wanted.copied_ms >= 0 else None
+    before: CopiedMoment | None = wanted.planned if wanted.copied_ms >= 0 else None
     run = CopiedRun(
         wanted.topic,
         wanted.topic_id,
@@ -117,7 +117,7 @@ def copied_runs(
         first = max(position, log_start)
         with source.snapshot(wanted.topic, wanted.partition, start=first) as snapshot:
             _topic(source, wanted)  # the one of these segments
-            before = before or Moment.of(snapshot.state)
+            before = before or CopiedMoment.of(snapshot.state)
             run = replace(run, stable=snapshot.state.last_stable_offset)
             log_start = max(log_start, snapshot.state.log_start_offset)
             try:
@@ -164,7 +164,7 @@ def _topic(source: Log, wanted: PartitionToCopy) -> TopicState:
 
 
 def _check_deletions(
-    source: Log, wanted: PartitionToCopy, topic: TopicState, before: Moment
+    source: Log, wanted: PartitionToCopy, topic: TopicState, before: CopiedMoment
 ) -> None:
     """Raise StorageError if a cleaning may have removed a deletion of a record that was copied.
 

@@ -21,7 +21,7 @@ from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
 from kafkalog.storage_engine.copying import continuation
 from kafkalog.storage_engine.copying.copied_batches import (
     COMMIT_BYTES,
-    Moment,
+    CopiedMoment,
     PartitionToCopy,
     copied_runs,
     deletions_stay_ms,
@@ -143,7 +143,7 @@ def _wanted(
             start,
             state.high_watermark,
             state.log_start_offset,
-            Moment.of(state),
+            CopiedMoment.of(state),
             _copied_ms(known, number, copied, now_ms),
             deletions_stay_ms(topic, known),
         )

@@ -17,8 +17,8 @@ from kafkalog.storage_engine.object_store.store_state import (
     covering,
 )
 from kafkalog.storage_engine.object_store.stored_segments import (
-    ActiveSegment,
     OfferedBatch,
+    StoredActiveSegment,
     active_segment,
     filled,
 )
@@ -36,7 +36,7 @@ class StoreDraft(LogChange):
         super().__init__(store.log, self._changes)
         self.store = store
         self._ends: dict[tuple[str, int], int] = {}
-        self._active: dict[tuple[str, int], ActiveSegment] = {}
+        self._active: dict[tuple[str, int], StoredActiveSegment] = {}
         self._has_ended_records = False
 
     def append(

@@ -40,7 +40,7 @@ class StoredSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveSegment:
+class StoredActiveSegment:
     """The segment that the next records of a partition go to, if it has room."""
 
     base_offset: int
@@ -57,7 +57,7 @@ class Filled(NamedTuple):
     size: int
     first_timestamp: int
     max_timestamp: int
-    active: ActiveSegment
+    active: StoredActiveSegment
     """Their segment, with them."""
 
 
@@ -71,7 +71,7 @@ class OfferedBatch(NamedTuple):
 
 
 def filled(
-    active: ActiveSegment, topic: TopicState, partition: int, batches: Iterable[OfferedBatch]
+    active: StoredActiveSegment, topic: TopicState, partition: int, batches: Iterable[OfferedBatch]
 ) -> Iterator[Filled]:
     """Yield consecutive batches of a partition by the segments that a directory has them in.
 
@@ -95,11 +95,11 @@ def filled(
         )
         if has_room:
             first_ms = active.first_timestamp if active.size else time_ms
-            active = ActiveSegment(place, active.size + size, first_ms)
+            active = StoredActiveSegment(place, active.size + size, first_ms)
         else:
             if held is not None:
                 yield held
-            active, held = ActiveSegment(base, size, time_ms), None
+            active, held = StoredActiveSegment(base, size, time_ms), None
         if held is None:
             held = Filled(1, base, end, size, time_ms, time_ms, active)
         else:
@@ -117,15 +117,15 @@ def filled(
         yield held
 
 
-def active_segment(state: StoreState, topic: TopicState, partition: int) -> ActiveSegment:
+def active_segment(state: StoreState, topic: TopicState, partition: int) -> StoredActiveSegment:
     """Return the active segment of a partition; an empty one at the end of a log that has none."""
     held = topic.partitions[partition]
     if not held.active_size:  # it was closed, or an early release wrote the log
-        return ActiveSegment(held.high_watermark)
+        return StoredActiveSegment(held.high_watermark)
     base, extents = held.active_base, state.extents(topic.topic_id, partition)
     first = next(iter(covering(extents, base, held.high_watermark)), None)
     time_ms = layout.NO_TIMESTAMP if first is None else first.extent.first_timestamp
-    return ActiveSegment(base, held.active_size, time_ms)
+    return StoredActiveSegment(base, held.active_size, time_ms)
 
 
 def stored_segments(

@@ -22,12 +22,14 @@ _HEADER: Final = {"key", "value"}
 _HEADER_FORMS: Final = 'give [("name", b"value")] or {"name": b"value"}'
 
 
-def to_bytes(value: bytes | str | None) -> bytes | None:
-    """Return a key or a value as bytes; text is UTF-8."""
+def to_bytes(value: bytes | bytearray | str | None) -> bytes | None:
+    """Return a key or a value as bytes; text is UTF-8. Rows of Spark 4.0 hold bytearrays."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
         return value.encode()
+    if isinstance(value, bytearray):
+        return bytes(value)
     raise TypeError(f"{type(value).__name__} is neither bytes nor text")
 
 

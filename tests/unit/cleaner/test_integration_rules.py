@@ -14,13 +14,13 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import dump, latest_values, records_of
-from tests.unit.cleaner.test_manager import eventually
 from tests.unit.cleaner.test_manager_rules import (
     HOUR,
     checkpoint,
     create,
     engine_with,
 )
+from tests.unit.rules.acts import eventually
 
 
 def test_only_what_is_older_than_the_lag_is_cleaned_and_nothing_is_lost(tmp_path: Path) -> None:

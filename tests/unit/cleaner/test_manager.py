@@ -6,7 +6,6 @@ import os
 import re
 import struct
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -28,6 +27,7 @@ from kafkalog.storage_engine.ownership.release import release
 from tests.builders.log_builder import LogBuilder
 from tests.other_platform import needs_linux
 from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
+from tests.unit.rules.acts import eventually
 from tests.unit.storage_engine.faults import LyingPages
 
 MINUTE = 60_000
@@ -52,13 +52,6 @@ def corrupt(engine: DirectoryLog, topic: str) -> Callable[[], None]:
 
     flip()
     return flip
-
-
-def eventually(condition: Callable[[], bool], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # --- faults --------------------------------------------------------------------------------------

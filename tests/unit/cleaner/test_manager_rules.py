@@ -23,7 +23,7 @@ from kafkalog.storage_engine.fs import locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from tests.builders.log_builder import LogBuilder
 from tests.builders.log_contents import first_dirty, state_of
-from tests.unit.cleaner.test_manager import eventually
+from tests.unit.rules.acts import eventually
 
 HOUR = 3_600_000
 SMALL = {"segment_bytes": 14, "min_cleanable_dirty_ratio": 0.05}

@@ -21,7 +21,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.log_builder import LogBuilder
-from tests.unit.cleaner.test_manager import eventually
+from tests.unit.rules.acts import eventually
 from tests.unit.storage_engine.store_log import memory_address
 
 NOW = 1_700_000_000_000

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kafkalog.cleaner.dedup.offset_map import WHOLE, OffsetMap, Part
+from kafkalog.cleaner.dedup.offset_map import WHOLE, HashPart, OffsetMap
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 
 
@@ -146,7 +146,7 @@ def test_every_key_is_in_exactly_one_part_of_a_split() -> None:
     assert set.union(*found) == set(range(500))
     assert sum(map(len, found)) == 500
     assert min(map(len, found)) > 60
-    assert Part(2, 3).mask == 3
+    assert HashPart(2, 3).mask == 3
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 1 << 16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,34 @@ def test_no_module_of_the_current_directory_is_taken_for_an_installed_one(
     monkeypatch.chdir(host)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     assert checks(kafkalog)["workers"]["state"] == "fine"
+
+
+@pytest.mark.parametrize(
+    ("release", "pandas", "state", "words"),
+    [
+        ("3.5.9", "2.2.0", "wrong", "Install Spark 4.0 or later"),
+        ("4.0.5", "2.3.3", "fine", "delta-spark_4.0_2.13"),
+        ("4.2.1", "3.0.0", "advice", "pandas from 2.2 to before 3"),
+        ("4.2.1", "2.0.3", "advice", "pandas from 2.2 to before 3"),
+        ("4.3.0", "2.3.3", "fine", "Delta Lake is for Spark 4.2"),
+    ],
+)
+def test_doctor_says_what_fits_the_spark_that_it_finds(
+    kafkalog: Command,
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    pandas: str,
+    state: str,
+    words: str,
+) -> None:
+    versions = {"pyspark": release, "pandas": pandas}
+    version = importlib.metadata.version
+    monkeypatch.setattr(
+        importlib.metadata, "version", lambda name: versions.get(name) or version(name)
+    )
+    row = checks(kafkalog)["spark"]
+    assert row["state"] == state
+    assert words in f"{row['found']} {row['advice']}"
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,6 @@ class Place(LogBuilder):
         objects=False,
         reason="a claim may be of a process that has died, so it proves nothing; a lock does",
     )
-    verify_reads_all_batches = Property(
-        directory=True,
-        objects=False,
-        reason="a read of every object costs requests and their price, so only --deep does so",
-    )
     keeps_what_lies_below_the_log_start = Property(
         directory=True,
         objects=False,

@@ -230,7 +230,7 @@ def test_lookups_go_on_while_the_log_is_written_and_cleaned(filled: Place) -> No
     def look() -> None:
         last = 0
         try:
-            with KeyLookup(reader._engine, "t") as lookup:
+            with KeyLookup(reader._log, "t") as lookup:
                 while not done.is_set():
                     found = value(lookup.get("key-100"))
                     assert found is not None

@@ -41,7 +41,11 @@ class Died(BaseException):
 
 
 class Acts:
-    """Counts durable acts, and raises `fault` instead of (or, with `after`, behind) the n-th."""
+    """Counts durable acts, and raises `fault` instead of (or, with `after`, behind) the n-th.
+
+    A process that dies before an act leaves what it leaves when it dies behind the one before: so
+    tests of deaths take one of the two.
+    """
 
     def __init__(
         self, patch: pytest.MonkeyPatch, n: int, fault: BaseException, *, after: bool = False

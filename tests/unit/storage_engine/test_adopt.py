@@ -607,11 +607,8 @@ def test_a_damaged_old_journal_costs_only_what_it_knew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_an_adoption_that_died_anywhere_goes_on(
-    tmp_path: Path, is_clean: bool, after: bool
-) -> None:
+def test_an_adoption_that_died_anywhere_goes_on(tmp_path: Path, is_clean: bool) -> None:
     original = broker_root(tmp_path, is_clean=is_clean)
     if not is_clean:
         with (original / "t-0" / f"{40:020d}.log").open("ab") as file:
@@ -626,7 +623,7 @@ def test_an_adoption_that_died_anywhere_goes_on(
         number += 1
         root = tmp_path / f"{number}"
         shutil.copytree(original, root)
-        running = each_act(_adopting(root), number, Died(), after=after)
+        running = each_act(_adopting(root), number, Died(), after=True)
         assert not (is_ours(root) and can_broker_start(root))
         if can_broker_start(root):
             assert content(root, of="*.log") == content(original, of="*.log")
@@ -653,8 +650,7 @@ def _releasing(root: Path) -> Callable[[], None]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
-def test_an_adoption_that_died_anywhere_can_be_given_up(tmp_path: Path, after: bool) -> None:
+def test_an_adoption_that_died_anywhere_can_be_given_up(tmp_path: Path) -> None:
     original = broker_root(tmp_path)
     logs = content(original, of="*.log")
     number, running = 0, True
@@ -662,7 +658,7 @@ def test_an_adoption_that_died_anywhere_can_be_given_up(tmp_path: Path, after: b
         number += 1
         root = tmp_path / f"{number}"
         shutil.copytree(original, root)
-        running = each_act(_adopting(root), number, Died(), after=after)
+        running = each_act(_adopting(root), number, Died(), after=True)
         report = give_back(root)
         assert report.has_broker
         assert can_broker_start(root)
@@ -673,8 +669,7 @@ def test_an_adoption_that_died_anywhere_can_be_given_up(tmp_path: Path, after: b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
-def test_an_adoption_of_what_a_dead_release_left(tmp_path: Path, after: bool) -> None:
+def test_an_adoption_of_what_a_dead_release_left(tmp_path: Path) -> None:
     original = broker_root(tmp_path)
     take(original, config=COMPACT)
     assert commit(original, 7)
@@ -684,7 +679,7 @@ def test_an_adoption_of_what_a_dead_release_left(tmp_path: Path, after: bool) ->
         number += 1
         root = tmp_path / f"{number}"
         shutil.copytree(original, root)
-        running = each_act(_releasing(root), number, Died(), after=after)
+        running = each_act(_releasing(root), number, Died(), after=True)
         take(root)
         assert values(root, partition=0) == expected
         assert not commit(root, 7)

@@ -576,8 +576,7 @@ def test_an_unfinished_pin_holds_nobody_and_is_refused(engine: DirectoryLog, dat
         pinned(engine)
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path, after: bool) -> None:
+def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path) -> None:
     for n in range(1, 50):
         root = tmp_path / str(n)
         engine = DirectoryLog(root)
@@ -587,7 +586,7 @@ def test_who_dies_while_pinning_leaves_a_pin_or_none(tmp_path: Path, after: bool
         def work(log: DirectoryLog = engine) -> None:
             pinned(log)
 
-        fired = each_act(work, n, Died(), after=after)
+        fired = each_act(work, n, Died(), after=True)
         before = LivePins(root, NOW).limit("t", engine.describe("t").topic_id, 0)
         LogBuilder(engine).fill()
         found = pinned(engine).partition("t", engine.describe("t").topic_id, 0)

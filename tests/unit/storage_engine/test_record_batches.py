@@ -84,6 +84,12 @@ def test_a_row_of_spark_is_taken_by_its_names(log: KafkaLog) -> None:
     assert rows(log) == [(b"k", b"v", None, TIME_MS)] * 2
 
 
+def test_a_bytearray_is_taken_for_bytes(log: KafkaLog) -> None:
+    row = {"key": bytearray(b"k"), "value": bytearray(b"v")}
+    log.append("t", [tuple(row.values()), row])  # type: ignore[list-item]
+    assert [row[:2] for row in rows(log)] == [(b"k", b"v")] * 2
+
+
 def test_tuples_and_dicts_mix_in_one_append(log: KafkaLog) -> None:
     mixed = [("a", "1"), {"key": "b", "value": "2"}, ("c", "3", {"by": "ann"}, TIME_MS + 1)]
     log.append("t", iter(mixed), now_ms=TIME_MS)

@@ -333,7 +333,7 @@ def test_what_append_refuses_send_refuses_at_once_in_its_words(
         ({"headers": {b"h": "v"}}, "a header's key is text, not bytes"),
         ({"key": {"key": "k", "value": "v"}}, 'dict is neither.* Give send."k1", "v1".'),
         ({"value": ("k", "v")}, "tuple is neither bytes nor text"),
-        ({"value": bytearray(b"v")}, "bytearray is neither bytes nor text"),
+        ({"value": memoryview(b"v")}, "memoryview is neither bytes nor text"),
         ({"headers": ["h"]}, "a header is a pair, not 'h': give"),
         ({"headers": ["ab"]}, "a header is a pair, not 'ab': give"),
         ({"headers": ("ab", "cd")}, "a header is a pair, not 'ab': give"),

@@ -451,11 +451,8 @@ def can_broker_start(root: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("was_adopted", [False, True])
-def test_a_release_that_died_anywhere_goes_on(
-    tmp_path: Path, was_adopted: bool, after: bool
-) -> None:
+def test_a_release_that_died_anywhere_goes_on(tmp_path: Path, was_adopted: bool) -> None:
     original = tmp_path / "original"
     write(original, commits=2)
     with (original / "t-0" / f"{0:020d}.log").open("ab") as file:
@@ -472,7 +469,7 @@ def test_a_release_that_died_anywhere_goes_on(
         number += 1
         root = tmp_path / f"{number}"
         shutil.copytree(original, root)
-        running = each_act(_releasing(root, meta), number, Died(), after=after)
+        running = each_act(_releasing(root, meta), number, Died(), after=True)
         assert not (is_ours(root) and can_broker_start(root))
         was_ours = is_ours(root)
         if was_ours:
@@ -492,9 +489,8 @@ def test_a_release_that_died_anywhere_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [False, True])
 def test_until_commit_is_gone_a_dead_release_leaves_a_log_that_is_written_to(
-    tmp_path: Path, after: bool
+    tmp_path: Path,
 ) -> None:
     original = tmp_path / "original"
     write(original, commits=1)
@@ -504,7 +500,7 @@ def test_until_commit_is_gone_a_dead_release_leaves_a_log_that_is_written_to(
         number += 1
         root = tmp_path / f"{number}"
         shutil.copytree(original, root)
-        running = each_act(_releasing(root, None), number, Died(), after=after)
+        running = each_act(_releasing(root, None), number, Died(), after=True)
         if is_ours(root):
             with DirectoryLog(root) as engine:
                 engine.append("t", [(b"k", b"v")], now_ms=NOW_MS)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from kafkalog.cleaner.dedup.offset_map import WHOLE, Int64s, OffsetMap, Part, Uint64s
+from kafkalog.cleaner.dedup.offset_map import WHOLE, HashPart, Int64s, OffsetMap, Uint64s
 from kafkalog.cleaner.dedup.spill.key_runs import BUCKETS, KeyRuns
 from kafkalog.cleaner.dedup.spill.offset_list import OffsetList
 
@@ -166,7 +166,7 @@ class Spill:
         """Remove all files except those of a result."""
         self._files.close()
 
-    def _resolve(self, buckets: tuple[int, int], part: Part = WHOLE) -> None:
+    def _resolve(self, buckets: tuple[int, int], part: HashPart = WHOLE) -> None:
         """Find the obsolete records among the keys of some buckets that are in a part."""
         if not self._put(buckets, part):
             for half in part.halves():
@@ -178,7 +178,7 @@ class Spill:
         if self._map.obsolete_offsets is None:
             self._kept.append(self._map.take_offsets())
 
-    def _put(self, buckets: tuple[int, int], part: Part) -> bool:
+    def _put(self, buckets: tuple[int, int], part: HashPart) -> bool:
         """Put the dirty keys into the map again; return whether there was room for all."""
         self._check_abort()
         self._map.clear(self._map.latest_offset)

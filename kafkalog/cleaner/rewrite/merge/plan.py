@@ -44,7 +44,7 @@ def merge_size(config: TopicConfig) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MergePlan:
     """The plan for the b batches of a run, of whose records r stay."""
 
     table: BatchTable
@@ -65,7 +65,7 @@ def plan_run(
     config: TopicConfig,
     new_delete_horizon_ms: int | None,
     merges: bool,
-) -> Plan:
+) -> MergePlan:
     """Plan each batch of a run, given which records stay.
 
     Batches that get a horizon get `new_delete_horizon_ms`. Rebuilt batches get the codec that
@@ -97,7 +97,7 @@ def plan_run(
         )
     ).astype(np.int64, copy=False)
     bounds = np.searchsorted(records.batch_index[rows], np.arange(len(source) + 1))
-    return Plan(table, batches, rows, bounds.astype(np.int64, copy=False))
+    return MergePlan(table, batches, rows, bounds.astype(np.int64, copy=False))
 
 
 def _rewritten(

@@ -30,6 +30,7 @@ from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
+from kafkalog.spark_release import delta_package
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ _log = logging.getLogger("kafkalog.sink")
 _ATTEMPTS = 12
 _PAUSE_S, _PAUSE_MAX_S = 0.1, 5.0
 _SOURCE = "kl_source"
-_PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
 _NAME_PART = re.compile(r"`(?:[^`]|``)+`|[^.`]+")
 """A part of a table's name, with or without quotes."""
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "TABLE_OR_VIEW_NOT_FOUND", "SCHEMA_NOT_FOUND")
@@ -56,7 +56,7 @@ class DeltaUpsert(Upsert):
     """Keep a Delta Lake table equal to the latest records of a stream of this source.
 
     `table` is a path or URI if it has a slash, else a name in the catalog, as in `shop.stock`. The
-    session needs Delta Lake, which is published for Spark 4.2:
+    session needs Delta Lake, which is published for Spark 4.0, 4.1 and 4.2, each its own:
 
         --packages io.delta:delta-spark_4.2_2.13:4.4.0
         spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension
@@ -264,10 +264,11 @@ class DeltaUpsert(Upsert):
                 return None
             # The name is quoted, so what Spark itself cannot parse is DESCRIBE HISTORY.
             if "PARSE_SYNTAX_ERROR" in reason:
+                release, package = delta_package(spark.version)
                 raise InvalidInputError(
-                    f"{self.where}: this Spark session has no Delta Lake (expected Spark 4.2 with "
-                    f"Delta, found Spark {spark.version} without). Start Spark 4.2 with --packages "
-                    f"{_PACKAGE} and the settings "
+                    f"{self.where}: this Spark session has no Delta Lake (expected Spark {release} "
+                    f"with Delta, found Spark {spark.version} without). Start Spark {release} with "
+                    f"--packages {package} and the settings "
                     "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
                     "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
                 ) from fault

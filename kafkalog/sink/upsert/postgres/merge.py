@@ -80,7 +80,7 @@ class UndeletableRowError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedMerge:
     """Rows that wait to be merged."""
 
     target: StagingTable
@@ -102,7 +102,7 @@ class Merge:
     """The merge of staged rows into a table."""
 
     table: PostgresTable
-    staged: Staged
+    staged: StagedMerge
 
     def run(self, connection: Connection, *, is_replacing: bool) -> None:
         """Apply the rows in the caller's transaction.
@@ -679,7 +679,7 @@ class Merge:
         topic, partition, offset, key = found[0]
         return Misfit(topic, partition, offset, key, reason)
 
-    def without(self, connection: Connection, refused: Sequence[Refusal]) -> Staged:
+    def without(self, connection: Connection, refused: Sequence[Refusal]) -> StagedMerge:
         """Delete the rows of these records from the staging table; return those that are left."""
         from psycopg.sql import SQL
 

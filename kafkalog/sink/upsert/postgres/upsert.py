@@ -32,7 +32,7 @@ from kafkalog.sink.upsert.postgres.idle_connections import IdleConnections
 from kafkalog.sink.upsert.postgres.merge import (
     Merge,
     SkippedRowsError,
-    Staged,
+    StagedMerge,
     UndeletableRowError,
     UnkeptRowsError,
 )
@@ -260,7 +260,7 @@ class PostgresUpsert(Upsert):
         faults = [result.fault for result in results if result.fault]
         if faults:
             raise self._misfit(batch, faults[0])
-        staged = Staged(
+        staged = StagedMerge(
             target,
             [result.attempt for result in results if result.rows],
             sum(result.rows for result in results),
@@ -303,7 +303,7 @@ class PostgresUpsert(Upsert):
         connection: Connection,
         table: PostgresTable,
         batch: Batch,
-        staged: Staged,
+        staged: StagedMerge,
         df: DataFrame | None,
     ) -> bool:
         """Run the transaction; repeat it if PostgreSQL ended it because of a deadlock."""

@@ -22,7 +22,7 @@ _WORDS_BEHIND = re.compile(r"\s+(?:ASC|DESC)\s*\Z", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class UniqueIndex:
+class SQLiteUniqueIndex:
     """A unique index that the key does not make unique already."""
 
     parts: tuple[str, ...]
@@ -46,7 +46,7 @@ class UniqueIndex:
         )
 
 
-def unique_indexes(table: SQLiteTable) -> list[UniqueIndex]:
+def unique_indexes(table: SQLiteTable) -> list[SQLiteUniqueIndex]:
     """Return the unique indexes of a table that two rows of different keys may violate.
 
     Those with generated columns are left out: SQLite does not say how it computes them.
@@ -72,7 +72,7 @@ def unique_indexes(table: SQLiteTable) -> list[UniqueIndex]:
             for place, row in enumerate(own)
         ]
         found.append(
-            UniqueIndex(
+            SQLiteUniqueIndex(
                 tuple(parts),
                 tuple(row[4] for row in own),
                 tuple(columns),

@@ -105,4 +105,4 @@ def test_what_a_process_remembers_ends_with_the_success_of_another_one(
         "assert stats.error is None"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, timeout=60)
-    assert read_uncleanable(directory) is None
+    assert read_uncleanable(DirectoryNotes(directory)) is None

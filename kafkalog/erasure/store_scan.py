@@ -3,7 +3,8 @@
 It lists the objects after it has read the newest state, and fetches each of them whole, once. An
 object is written before the commit that names it, and is never overwritten. The result therefore
 holds as of that state, if each object that the state names was read. Otherwise a collector was
-quicker: the records may be in new objects, and the scan lists and reads again.
+quicker: the records may be in new objects, and the scan lists and reads again. So it does after a
+commit that came meanwhile, unless commits never pause.
 
 Objects that no commit names any more, or not yet, are read too. So are the commits. A mixed object
 is read as far as it has records of the topic, by its footer. Segment objects of other topics are
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 
 _ROUNDS: Final = 100
+_FREE_ROUNDS: Final = 8
 _FETCHERS: Final = 8
 _SMALL: Final = 1 << 20
 """Objects up to this size are fetched side by side, and larger ones one by one."""
@@ -74,15 +76,15 @@ class StoreScan:
 
     def run(self) -> None:
         """Scan until all objects of a state are read; raises UnknownTopicError, StorageError."""
-        for _ in range(_ROUNDS):
-            if self._round():
+        for number in range(_ROUNDS):
+            if self._round(is_current=number < _FREE_ROUNDS):
                 return
         raise StorageError(
             f"{self._log.root}: objects were deleted during each of {_ROUNDS} scans. Stop the "
             "cleaners, and try again."
         )
 
-    def _round(self) -> bool:
+    def _round(self, *, is_current: bool) -> bool:
         state = self._log.store_state()
         state.log.topic(self._topic)
         kinds = _Kinds(state, self._topic)
@@ -97,14 +99,14 @@ class StoreScan:
             self._progress(self._done, self._of)
         read = [file for file in listed if file in self._seen]
         missing = kinds.live() - {str(file.path) for file in read}
-        after = self._log.store_state() if missing else state
+        after = self._log.store_state()
         lost = missing & _Kinds(after, self._topic).live()
         self.state = state.log
         self.files = (
             *(one for file in read for one in self._seen[file]),
             *(FileOccurrences(kinds.lost(name), faults=["it is missing"]) for name in sorted(lost)),
         )
-        return missing == lost
+        return missing == lost and (not is_current or after.number == state.number)
 
     def _listed(self) -> Iterator[ObjectEntry]:
         client = self._log.client

@@ -236,7 +236,14 @@ class StoreChange(Change):
 
 
 def _values(extent: Extent) -> list[Any]:
-    return [getattr(extent, name) for name in Extent.__slots__]
+    """Return the values of an extent; a time before 1970 is none, as for Kafka's segments."""
+    largest, first = extent.max_timestamp, extent.first_timestamp
+    known = dataclasses.replace(
+        extent,
+        max_timestamp=max(largest, layout.NO_TIMESTAMP),
+        first_timestamp=layout.NO_TIMESTAMP if first < UNKNOWN else first,
+    )
+    return [getattr(known, name) for name in Extent.__slots__]
 
 
 def _object_values(each: DataObject) -> list[Any]:

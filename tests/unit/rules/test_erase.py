@@ -205,7 +205,6 @@ def test_a_key_that_was_deleted_and_cleaned_before_goes_now(place: Place) -> Non
     assert is_nowhere(place)
 
 
-@pytest.mark.fault(objects="the last look is of the moment when it began, not of its end")
 def test_a_key_that_comes_back_is_found(place: Place) -> None:
     fill(place)
     came_back: list[object] = []
@@ -250,7 +249,6 @@ def test_what_a_task_has_staged_is_named_and_its_commit_brings_the_key_back(plac
     assert is_nowhere(place)
 
 
-@pytest.mark.fault(objects="the last look is of the moment when it began, not of its end")
 def test_what_is_committed_during_the_last_look_is_no_proof(place: Place) -> None:
     staged = fill(place).stage((KEY, "staged"), writer_slug="ab" * 16)
     committed: list[object] = []

@@ -470,7 +470,6 @@ def test_a_tombstone_in_a_transaction_goes_in_two_stages(place: Place) -> None:
     assert log.keys() == [2]
 
 
-@pytest.mark.fault(objects="a commit with a time before 1970 cannot be read, so a copy fails")
 def test_a_batch_of_before_1970_is_taken_and_cleaned(place: Place) -> None:
     log = Written.create(place)
     for _ in range(2):

@@ -4,8 +4,8 @@
 
 The prices of forty products change again and again, some products disappear, and the cleaner keeps
 up. After each step the page of `kafkalog status PATH --html FILE` shows the segments to scale, with
-their dead shares hatched. Open the files in a browser in their order; docs/compaction.md explains
-them.
+their obsolete shares hatched. Open the files in a browser in their order; docs/compaction.md
+explains them.
 """
 
 from __future__ import annotations

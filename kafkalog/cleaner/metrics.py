@@ -176,7 +176,7 @@ def _of_store(moment: ObjectMoment) -> Iterator[Metric]:
     for name, value, text in (
         ("fresh_objects", found.fresh_objects, "Objects that no regroup has replaced yet."),
         ("fresh_bytes", found.fresh_bytes, "Bytes of them."),
-        ("dead_objects", found.dead_objects, "Dropped objects that are not deleted yet."),
+        ("dropped_objects", found.dropped_objects, "Dropped objects that are not deleted yet."),
         ("read_amplification", found.read_amplification, "GETs of one read, beside the fewest."),
         ("regroup_due", float(found.regroup.is_due), "1 if the fresh objects are to be regrouped."),
     ):

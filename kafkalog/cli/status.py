@@ -11,8 +11,8 @@ policy unknown (a broker's topic).
 are read.
 
 --html writes one page instead, which has all of this, the segments to scale, and the findings of
-`explain`. It replaces the file. The page counts dead records by reading the log; --no-count leaves
-that out. They are not counted in an object store.
+`explain`. It replaces the file. The page counts obsolete records by reading the log; --no-count
+leaves that out. They are not counted in an object store.
 
 --checkpoint prints instead how far the streaming query with that checkpoint lags, per source and
 partition, even while it runs.
@@ -70,7 +70,7 @@ def command(
         bool | None,
         typer.Option(
             "--count/--no-count",
-            help="Whether the picture counts dead bytes.",
+            help="Whether the picture counts obsolete bytes.",
             show_default="count in a directory",
         ),
     ] = None,
@@ -103,7 +103,7 @@ def command(
         if html is not None:
             roots = [] if is_store_url(path) else address.directories(path)
             check_outside(html, roots, "a picture", "--html")
-            _write_picture(path, opened, html, topic, counts_dead=is_counting(path, count))
+            _write_picture(path, opened, html, topic, counts_obsolete=is_counting(path, count))
             return
         if checkpoint is not None:
             roots = [] if is_store_url(path) else address.directories(path)
@@ -118,7 +118,7 @@ def command(
 
 
 def _write_picture(
-    path: str, log: Log, file: Path, topic: str | None, *, counts_dead: bool
+    path: str, log: Log, file: Path, topic: str | None, *, counts_obsolete: bool
 ) -> None:
     from kafkalog.cli.picture.counts import Counts
     from kafkalog.cli.picture.figures import figures
@@ -126,8 +126,8 @@ def _write_picture(
     from kafkalog.storage_engine.fs import clock
 
     counts = Counts()
-    if counts_dead:
-        with progress("counting what is dead", lambda: len(log.topics())) as advance:
+    if counts_obsolete:
+        with progress("counting what is obsolete", lambda: len(log.topics())) as advance:
             for name in log.topics() if topic is None else [topic]:
                 counts.count(log, name)
                 advance(1)
@@ -192,8 +192,8 @@ def _store_lines(log: dict[str, Any]) -> Iterator[str]:
         f"{log['bytes']}  requests of this status: {requests} ({log['requestsPrice']:.2g} $)"
     )
     yield (
-        f"fresh: {log['freshObjects']} objects, {log['freshBytes']} bytes  dead: "
-        f"{log['deadObjects']}  one read: {log['readRequests']} GETs, {log['readPrice']:.2g} $  "
+        f"fresh: {log['freshObjects']} objects, {log['freshBytes']} bytes  dropped: "
+        f"{log['droppedObjects']}  one read: {log['readRequests']} GETs, {log['readPrice']:.2g} $  "
         f"amplification: read {log['readAmplification']:.2f}, write at least "
         f"{log['writeAmplification']:.2f}"
     )

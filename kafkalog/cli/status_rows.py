@@ -64,7 +64,7 @@ def _store_rows(moment: ObjectMoment) -> Iterator[dict[str, Any]]:
         "owner": "kafkalog",
         "commit": moment.store.number,
         **json_row(found, "objects", "bytes", "fresh_objects", "fresh_bytes", "oldest_fresh_ms"),
-        **json_row(found, "dead_objects", "deleted_from_ms", "read_requests", "read_price"),
+        **json_row(found, "dropped_objects", "deleted_from_ms", "read_requests", "read_price"),
         "readAmplification": round(found.read_amplification, 3),
         "writeAmplification": round(found.write_amplification, 3),
         "regroup": "due" if found.regroup.is_due else "not due",

@@ -1,14 +1,14 @@
 """Serves a picture of the log on this machine: what is clean, what is not, and why.
 
-It shows each partition's segments to scale, their share of dead records, the dirty ratio beside its
-threshold, the cleanings, and the findings of `explain`. A table has a partition's records, a page
-at a time. The page follows the log. Nothing is written. Only this machine gets an answer
-(127.0.0.1), and only who has the token in the address that is printed. The server counts dead
+It shows each partition's segments to scale, their share of obsolete records, the dirty ratio beside
+its threshold, the cleanings, and the findings of `explain`. A table has a partition's records, a
+page at a time. The page follows the log. Nothing is written. Only this machine gets an answer
+(127.0.0.1), and only who has the token in the address that is printed. The server counts obsolete
 records by reading the log in the background; --no-count leaves that out.
 
 For a log in an object store it shows the objects of each partition, those that no cleaner has
 regrouped yet, amplification, requests and their price. The page asks for the newest commit every
-two seconds, which is one request. Dead records are not counted there: that reads every object.
+two seconds, which is one request. Obsolete records are not counted there: that reads every object.
 
 `kafkalog status PATH --html FILE` writes the same page, without records, as a file.
 """
@@ -37,7 +37,7 @@ def command(
         bool | None,
         typer.Option(
             "--count/--no-count",
-            help="Whether dead bytes are counted.",
+            help="Whether obsolete bytes are counted.",
             show_default="count in a directory",
         ),
     ] = None,
@@ -46,10 +46,10 @@ def command(
     from kafkalog.cli.picture.counts import is_counting
     from kafkalog.cli.picture.server import serving
 
-    counts_dead = is_counting(path, count)
+    counts_obsolete = is_counting(path, count)
     with stop_signals() as stop, open_readable(path) as log:
         log.state()  # an unreadable log fails here, not on the page
-        with serving(path, log, port, counts_dead=counts_dead) as served:
+        with serving(path, log, port, counts_obsolete=counts_obsolete) as served:
             print_line(served.address)
             note(f"{path}: the picture is served; Ctrl-C ends it")
             stop.wait()

@@ -17,7 +17,7 @@ from kafkalog.cleaner.objects import upkeep
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store.collector import (
-    delete_dead,
+    delete_dropped,
     delete_orphans,
     deleted_after,
 )
@@ -77,16 +77,16 @@ class StoreErasure:
         state = self._log.store_state()
         cleaned = tuple(f"{self._topic_id}-{number}-" for number in partitions)
         dropped = {
-            name: dead
-            for name, dead in state.dead.items()
+            name: dropped
+            for name, dropped in state.dropped.items()
             if name in self._holders
             or (layout.is_stored_segment(name) and name.rpartition("/")[2].startswith(cleaned))
         }
         if dropped and not now and wait is not None:
             after = deleted_after(state)
-            wait(max(after(name, dead) for name, dead in dropped.items()))
+            wait(max(after(name, dropped) for name, dropped in dropped.items()))
         if dropped and (now or wait is not None):
-            delete_dead(self._log, now_ms=self._clock(), names=dropped)
+            delete_dropped(self._log, now_ms=self._clock(), names=dropped)
         if now and self._orphans:
             sides = [layout.stored_side(n) for n in self._orphans if layout.is_stored_segment(n)]
             delete_orphans(self._log, [*self._orphans, *sides], now_ms=self._clock())

@@ -230,14 +230,14 @@ class _Kinds:
         is_segment = name.startswith(f"{layout.STORED_SEGMENTS}/")
         if is_segment and layout.topic_of_stored(name) in self._others:
             return None
-        dead = self._state.dead.get(name)
+        dropped = self._state.dropped.get(name)
         kind = self._kind(name)
         kept_until_ms = None
-        if dead is not None:
-            kept_until_ms = self._deleted_after(name, dead)
+        if dropped is not None:
+            kept_until_ms = self._deleted_after(name, dropped)
         elif kind is FileKind.UNFINISHED:
             kept_until_ms = entry.modified_ms + STAGED_RETENTION_MS
-        changed_ms = entry.modified_ms if dead is None else dead.time_ms
+        changed_ms = entry.modified_ms if dropped is None else dropped.time_ms
         return TopicFile(
             Path(name),
             kind,
@@ -246,7 +246,7 @@ class _Kinds:
             entry.size,
             changed_ms * 1_000_000,
             entry.modified_ms,
-            is_retired=dead is not None,
+            is_retired=dropped is not None,
             kept_until_ms=kept_until_ms,
         )
 
@@ -258,7 +258,7 @@ class _Kinds:
             return FileKind.MARK
         if not layout.is_stored_data(name):
             return FileKind.OTHER
-        if name in self._state.dead:
+        if name in self._state.dropped:
             return FileKind.RETIRED
         is_live = name in self._state.objects
         if layout.is_stored_segment(name):

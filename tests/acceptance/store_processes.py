@@ -194,7 +194,7 @@ class _Job:
         collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]
         log, counts = self._log(), {"dead": 0, "orphans": 0, "commits": 0}
         while not Path(until).exists():
-            counts["dead"] += collector.delete_dead(log, now_ms=now_ms())
+            counts["dead"] += collector.delete_dropped(log, now_ms=now_ms())
             counts["orphans"] += collector.sweep(log, now_ms=now_ms(), age_ms=orphan_ms)
             counts["commits"] += collector.cut_commit_log(log, now_ms=now_ms())
             Path(told).write_text(json.dumps(counts))

@@ -56,7 +56,7 @@ def test_an_object_costs_one_get_to_regroup_and_two_to_clean(
     assert counts["PUT commit"] == partitions + 1  # one closes all active segments, by force
     assert not any(kind.startswith("LIST") for kind in counts)
     collected = collect(log, now_ms=NOW_MS + 8 * DAY_MS)
-    assert (collected.dead, collected.orphans) == (OBJECTS + partitions, 0)
+    assert (collected.dropped, collected.orphans) == (OBJECTS + partitions, 0)
     assert [*verify_store(log, deep=True)] == []
     read = [row for n in range(partitions) for b in log.read("t", n) for row in b.to_pylist()]
     assert len(read) == 2 * partitions and {row["value"] for row in read} == {b"5"}

@@ -227,7 +227,7 @@ def check_no_object_is_left_or_missing(log: ObjectLog) -> None:
     collect(log, now_ms=now_ms() + 8 * DAY_MS)
     state = log.store_state()
     named = {name for entry, each in state.objects.items() for name in stored_names(entry, each)}
-    assert not state.dead
+    assert not state.dropped
     listed = {
         each.name
         for folder in (layout.STORED_DATA, layout.STORED_SEGMENTS)

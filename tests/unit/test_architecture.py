@@ -518,12 +518,12 @@ def loaded_by(modules: list[str], heavy: list[str]) -> list[str]:
     return loaded
 
 
-def test_engine_planning_and_commit_import_nothing_heavy() -> None:
+def test_planning_and_commit_import_nothing_heavy() -> None:
     heavy = ["pyarrow", "pandas", "pyspark", "prometheus_client", "obstore"]
     assert loaded_by(LIGHT, heavy) == []
 
 
-def test_the_modules_that_spark_only_makes_and_pickles_import_no_store() -> None:
+def test_the_modules_that_spark_only_makes_and_pickles_import_no_log() -> None:
     store = "kafkalog.storage_engine.directory.readable_directory"
     for module, unneeded in PICKLED.items():
         assert loaded_by([module], [store, *unneeded]) == []

@@ -1,7 +1,7 @@
-"""Count how much of each segment is dead: obsolete records, and those of aborted transactions.
+"""Count how much of each segment is obsolete: replaced records, and those of aborted transactions.
 
 The count shows what a cleaning of everything would remove. All committed records are read once. A
-batch counts as dead by its share of dead records. Kafka has no such count.
+batch counts as obsolete by its share of obsolete records. Kafka has no such count.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SegmentCensus:
-    """The live and the dead records of one segment."""
+    """The live and the obsolete records of one segment."""
 
     base_offset: int
     records: int = 0
     """Data records, including those of aborted transactions; markers do not count."""
     tombstones: int = 0
-    """Records with a null value, dead or not."""
-    dead_records: int = 0
+    """Records with a null value, obsolete or not."""
+    obsolete_records: int = 0
     """Aborted records, obsolete ones, and those without a key."""
-    dead_bytes: int = 0
+    obsolete_bytes: int = 0
     """Their share of the `.log` file, in bytes on disk."""
 
 
 def census(
     snapshot: PartitionSnapshot, *, budget_bytes: int, check_abort: Callable[[], None] | None = None
 ) -> list[SegmentCensus]:
-    """Count the dead records of each segment, from the log start up to the last stable offset.
+    """Count the obsolete records of each segment, from the log start up to the last stable offset.
 
     The snapshot was opened `whole`. If the keys exceed the budget, the log is read once per part of
     them. Raises CorruptBatchError, StorageError, and what `check_abort` raises between runs.

@@ -165,7 +165,7 @@ def size_class(size: int) -> int:
 def fresh_of(state: StoreState, now_ms: int) -> Fresh:
     """Return the fresh objects of a state.
 
-    The usual gap between two is that of the last hour: regrouped ones are dead, and still known.
+    The usual gap between two is that of the last hour: regrouped ones are dropped, and still known.
     """
     objects = [state.objects[name] for name in fresh_objects(state)]
     if not objects:
@@ -173,8 +173,8 @@ def fresh_of(state: StoreState, now_ms: int) -> Fresh:
     runs = Counter((run.topic_id, run.partition) for each in objects for run in each.extents)
     oldest_ms = min(each.added_ms for each in objects)
     gone = sum(
-        now_ms - dead.time_ms <= _HOUR_MS and not layout.is_stored_segment(name)
-        for name, dead in state.dead.items()
+        now_ms - dropped.time_ms <= _HOUR_MS and not layout.is_stored_segment(name)
+        for name, dropped in state.dropped.items()
     )
     span_ms = max(_HOUR_MS, now_ms - oldest_ms) if gone else now_ms - oldest_ms
     return Fresh(

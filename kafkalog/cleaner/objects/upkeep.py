@@ -11,7 +11,7 @@ from kafkalog.cleaner.objects.regroup_plan import merges_of
 from kafkalog.errors import CorruptLogError, KafkaLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.collector import collect, delete_dead
+from kafkalog.storage_engine.object_store.collector import collect, delete_dropped
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError
 from kafkalog.storage_engine.object_store.regroup import (
     Regrouped,
@@ -141,7 +141,7 @@ def sweep(log: ObjectLog, *, now_ms: int) -> int:
     """
     last_ms = log.collected_ms
     if last_ms is not None and 0 <= now_ms - last_ms < _COLLECTION_MS:
-        return delete_dead(log, now_ms=now_ms)
+        return delete_dropped(log, now_ms=now_ms)
     found = collect(log, now_ms=now_ms)
     log.collected_ms = now_ms
     return found.count

@@ -30,9 +30,9 @@ class StoreFigures:
     fresh_bytes: int
     oldest_fresh_ms: int | None
     """When the oldest fresh object was committed (epoch ms); None for none."""
-    dead_objects: int
+    dropped_objects: int
     deleted_from_ms: int | None
-    """When the first dead object may be deleted (epoch ms); None for none."""
+    """When the first dropped object may be deleted (epoch ms); None for none."""
     read_requests: int
     """The GETs of one read of everything by four tasks."""
     read_amplification: float
@@ -67,8 +67,8 @@ def store_figures(moment: ObjectMoment) -> StoreFigures:
         fresh_objects=fresh.count,
         fresh_bytes=fresh.size,
         oldest_fresh_ms=fresh.oldest_ms if fresh.count else None,
-        dead_objects=len(state.dead),
-        deleted_from_ms=min((after(*each) for each in state.dead.items()), default=None),
+        dropped_objects=len(state.dropped),
+        deleted_from_ms=min((after(*each) for each in state.dropped.items()), default=None),
         read_requests=reads,
         read_amplification=reads / least if least else 1.0,
         write_amplification=(2 * size - fresh.size) / size if size else 1.0,

@@ -1,4 +1,4 @@
-"""The dead records of each segment, counted in the background and kept while they are current."""
+"""The obsolete records of each segment, counted in the background and kept while current."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REST: Final = 10
 
 
 def is_counting(path: str, wanted: bool | None) -> bool:
-    """Tell whether dead records are counted: in a directory, unless that is not wanted.
+    """Tell whether obsolete records are counted: in a directory, unless that is not wanted.
 
     Raises InvalidInputError if they are wanted of an object store.
     """
@@ -65,7 +65,7 @@ class Counts:
         """Count each compacted partition, or those of a topic, that has changed and has rested.
 
         A partition that cannot be read keeps no count; `status` and `explain` say why. A topic that
-        is not compacted has no dead records.
+        is not compacted has no obsolete records.
         """
         places = [
             (name, number)
@@ -103,7 +103,7 @@ class Counts:
 def count_partition(
     snapshot: PartitionSnapshot, check_abort: Callable[[], None] = lambda: None
 ) -> dict[int, SegmentCensus]:
-    """Return the dead records of each segment of a snapshot, by base offset."""
+    """Return the obsolete records of each segment of a snapshot, by base offset."""
     from kafkalog.cleaner.dedup.census import census
 
     found = census(snapshot, budget_bytes=_BUDGET_BYTES, check_abort=check_abort)

@@ -94,8 +94,8 @@ def _segments(
             **({} if name is None else {"object": name}),
             "records": None if count is None else count.records,
             "tombstones": None if count is None else count.tombstones,
-            "deadRecords": None if count is None else count.dead_records,
-            "deadBytes": None if count is None else count.dead_bytes,
+            "obsoleteRecords": None if count is None else count.obsolete_records,
+            "obsoleteBytes": None if count is None else count.obsolete_bytes,
         }
 
 

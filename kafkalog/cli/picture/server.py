@@ -50,7 +50,7 @@ class _Stopped(Exception):
 
 
 @contextlib.contextmanager
-def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Served]:
+def serving(path: str, log: Log, port: int, *, counts_obsolete: bool) -> Iterator[Served]:
     """Serve the picture and yield where (port 0: any free one).
 
     Raises InvalidInputError if the port is taken.
@@ -66,7 +66,7 @@ def serving(path: str, log: Log, port: int, *, counts_dead: bool) -> Iterator[Se
         raise InvalidInputError(f"port {port} of {HOST}: {fault.strerror}; try another") from None
     stopped = threading.Event()
     workers = [threading.Thread(target=server.serve_forever, name="kafkalog-ui", daemon=True)]
-    if counts_dead:
+    if counts_obsolete:
         work = threading.Thread(
             target=_count, args=(log, counts, stopped), name="kafkalog-ui-counts", daemon=True
         )

@@ -2,10 +2,10 @@
 
 Rules
 -----
-- A dead object was dropped by a commit, and no later state names it. Only readers that planned
+- A dropped object was dropped by a commit, and no later state names it. Only readers that planned
   before may want it, so it stays for `file.delete.delay.ms`. Then it is deleted, and a commit
   forgets it. Whoever tries an old commit again then asks whether its objects are still there.
-- An orphan is named by no commit. The commit `swept: E` declares every unnamed object dead whose
+- An orphan is named by no commit. The commit `swept: E` declares every unnamed object dropped whose
   writer had seen no commit after E. A later commit has read it, and refuses such an object. The
   orphan is deleted after that. Its age is a courtesy to living queries.
 - The boundary moves before the commits below it are deleted. A process that was stopped meanwhile
@@ -28,7 +28,7 @@ from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_state import (
     SNAPSHOT_COMMITS,
     DataObject,
-    Dead,
+    DroppedObject,
     StoreState,
     stored_names,
 )
@@ -76,7 +76,7 @@ class CollectedLog(Protocol):
 class Collected:
     """How many objects were deleted."""
 
-    dead: int
+    dropped: int
     orphans: int
     commits: int
     """Commits and snapshots."""
@@ -84,23 +84,23 @@ class Collected:
     @property
     def count(self) -> int:
         """All of them."""
-        return self.dead + self.orphans + self.commits
+        return self.dropped + self.orphans + self.commits
 
 
 def collect(log: CollectedLog, *, now_ms: int) -> Collected:
-    """Delete dead objects, orphans and old commits, as far as their time has come.
+    """Delete dropped objects, orphans and old commits, as far as their time has come.
 
     Raises StorageError; what was done stays done.
     """
     return Collected(
-        delete_dead(log, now_ms=now_ms),
+        delete_dropped(log, now_ms=now_ms),
         sweep(log, now_ms=now_ms),
         cut_commit_log(log, now_ms=now_ms),
     )
 
 
-def deleted_after(state: StoreState) -> Callable[[str, Dead], int]:
-    """Return what tells from when on a dead object may be deleted (epoch ms).
+def deleted_after(state: StoreState) -> Callable[[str, DroppedObject], int]:
+    """Return what tells from when on a dropped object may be deleted (epoch ms).
 
     A segment object has the delay of its topic, a mixed object the longest one of all topics.
     """
@@ -113,25 +113,25 @@ def deleted_after(state: StoreState) -> Callable[[str, Dead], int]:
     }
     longest = max(delays.values(), default=DELETE_DELAY_MS)
 
-    def of(name: str, dead: Dead) -> int:
+    def of(name: str, dropped: DroppedObject) -> int:
         if layout.is_stored_segment(name):
-            return dead.time_ms + delays.get(layout.topic_of_stored(name), DELETE_DELAY_MS)
-        return dead.time_ms + longest
+            return dropped.time_ms + delays.get(layout.topic_of_stored(name), DELETE_DELAY_MS)
+        return dropped.time_ms + longest
 
     return of
 
 
-def delete_dead(log: CollectedLog, *, now_ms: int, names: Iterable[str] | None = None) -> int:
-    """Delete the dead objects whose delay has passed, or those of `names` at once; count them."""
+def delete_dropped(log: CollectedLog, *, now_ms: int, names: Iterable[str] | None = None) -> int:
+    """Delete dropped objects whose delay has passed, or those of `names` at once; count them."""
     log.check_writable()
     state = log.store_state()
     if names is None:
         after = deleted_after(state)
-        names = [name for name, dead in state.dead.items() if after(name, dead) <= now_ms]
-    rest = iter([name for name in names if name in state.dead])
+        names = [name for name, dropped in state.dropped.items() if after(name, dropped) <= now_ms]
+    rest = iter([name for name in names if name in state.dropped])
     count = 0
     while part := [*itertools.islice(rest, _FORGOTTEN_MAX)]:
-        log.client.delete(each for name in part for each in stored_names(name, state.dead[name]))
+        log.client.delete(each for name in part for each in stored_names(name, state.dropped[name]))
         log.change(_forgetting(part), now_ms=now_ms)
         count += len(part)
     return count
@@ -140,8 +140,8 @@ def delete_dead(log: CollectedLog, *, now_ms: int, names: Iterable[str] | None =
 def _forgetting(names: Iterable[str]) -> Callable[[StoreDraft], None]:
     def forget(draft: StoreDraft) -> None:
         for name in names:
-            if name in draft.store.dead:  # another collector may have forgotten it
-                draft.forget_dead(name)
+            if name in draft.store.dropped:  # another collector may have forgotten it
+                draft.forget_dropped(name)
 
     return forget
 
@@ -178,8 +178,8 @@ def delete_orphans(log: CollectedLog, names: list[str], *, now_ms: int) -> int:
 
 def unnamed(state: StoreState, names: Iterable[str]) -> list[str]:
     """Return the objects that no entry of a state stands for."""
-    entries: Iterable[tuple[str, DataObject | Dead]] = itertools.chain(
-        state.objects.items(), state.dead.items()
+    entries: Iterable[tuple[str, DataObject | DroppedObject]] = itertools.chain(
+        state.objects.items(), state.dropped.items()
     )
     named = {each for name, entry in entries for each in stored_names(name, entry)}
     return [name for name in names if name not in named]

@@ -404,13 +404,13 @@ def _opened(address: StoreAddress, read_only: bool) -> ObjectLog:
 
 def _unnamed(state: StoreState, names: Iterable[str]) -> list[str]:
     """Return the objects that no commit names."""
-    return [name for name in names if name not in state.objects and name not in state.dead]
+    return [name for name in names if name not in state.objects and name not in state.dropped]
 
 
 def _are_committed(state: StoreState, staged: Iterable[StagedMessage | None]) -> bool:
     """Return whether a commit names the objects of messages: then it is a retry without writer."""
     return any(
-        file.name in state.objects or file.name in state.dead
+        file.name in state.objects or file.name in state.dropped
         for message in staged
         if message
         for file in message.files

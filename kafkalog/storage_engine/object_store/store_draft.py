@@ -166,12 +166,12 @@ class StoreDraft(LogChange):
         """Set what the last cleaning of a partition has left."""
         self._changes.clean(topic_id, partition, cleaned)
 
-    def forget_dead(self, name: str) -> None:
+    def forget_dropped(self, name: str) -> None:
         """Forget an object that was dropped: it is deleted."""
-        self._changes.forget_dead(name)
+        self._changes.forget_dropped(name)
 
     def sweep(self, seen: int) -> None:
-        """Declare objects dead that no commit names and whose writers had seen no later commit."""
+        """Drop the objects that no commit names and whose writers had seen no later commit."""
         self._changes.swept = seen
 
     def record(self, now_ms: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class DataObject:
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DroppedObject:
     """An object that a commit has dropped; a collector deletes it some time later."""
 
     number: int
@@ -103,7 +103,7 @@ class Cleaned:
     """What a local cleaner keeps in small files in the partition's directory: content by name."""
 
 
-def stored_names(name: str, each: DataObject | Dead) -> tuple[str, ...]:
+def stored_names(name: str, each: DataObject | DroppedObject) -> tuple[str, ...]:
     """Return the names of the objects that an entry of the state stands for."""
     return (name, layout.stored_side(name)) if each.side_size else (name,)
 
@@ -211,7 +211,7 @@ class StoreChange(Change):
         """Drop an object: another one has its records, or they are gone."""
         self.dropped.append(name)
 
-    def forget_dead(self, name: str) -> None:
+    def forget_dropped(self, name: str) -> None:
         """Forget an object that was dropped: it is deleted."""
         self.forgotten.append(name)
 
@@ -275,10 +275,10 @@ def _cleaned(values: Sequence[Any]) -> Cleaned:
     return Cleaned(first_dirty_offset, time_ms, dict(notes))
 
 
-def _dead(values: Any, time_ms: int) -> Dead:
+def _dropped(values: Any, time_ms: int) -> DroppedObject:
     """Return a dropped object of a snapshot; an early release knew no time, so it is the last."""
     given = (values, time_ms) if isinstance(values, int) else values
-    return Dead(*numbers(given, (0, 0, 0)))
+    return DroppedObject(*numbers(given, (0, 0, 0)))
 
 
 def _place(topic_id: str, partition: int) -> str:
@@ -316,12 +316,12 @@ class StoreState:
 
     log: State = field(default_factory=State)
     objects: LayeredMap[DataObject] = field(default_factory=LayeredMap)
-    dead: LayeredMap[Dead] = field(default_factory=LayeredMap)
+    dropped: LayeredMap[DroppedObject] = field(default_factory=LayeredMap)
     """Objects that were dropped and may not be deleted yet."""
     cleaned: LayeredMap[Cleaned] = field(default_factory=LayeredMap)
     """See `cleaned_of`."""
     swept: int = -1
-    """Unreferenced objects whose writers had seen this commit, or an earlier one, are dead."""
+    """Unreferenced objects whose writers had seen this commit, or an earlier one, are dropped."""
     fresh: int = 0
     """How many of the objects are mixed ones, which no regrouping has replaced yet."""
     forgotten: int = -1
@@ -361,21 +361,25 @@ class StoreState:
 
     def _changed(self, number: int, change: Mapping[str, Any]) -> StoreState:
         log = self.log.apply(number, change)
-        objects, dead, index = self.objects, self.dead, self.index
+        objects, gone_objects, index = self.objects, self.dropped, self.index
         dropped = change.get("dropped", ())
         added = {}
         for name, values in change.get("objects", EMPTY).items():
             layout.seen_by_stored(name)
             added[name] = _object(values, number, log.time_ms)
         _check_partitions(log, added)
-        gone = {name: Dead(number, log.time_ms, objects[name].side_size) for name in dropped}
+        gone = {
+            name: DroppedObject(number, log.time_ms, objects[name].side_size) for name in dropped
+        }
         if dropped or added:
             index = index.after({name: objects[name] for name in dropped}, added)
             objects = objects.changed(added, dropped)
-        gone |= {name: _dead(each, log.time_ms) for name, each in change.get("dead", EMPTY).items()}
+        gone |= {
+            name: _dropped(each, log.time_ms) for name, each in change.get("dead", EMPTY).items()
+        }
         forgotten = change.get("forgotten", ())
         if gone or forgotten:
-            dead = dead.changed(gone, forgotten)
+            gone_objects = gone_objects.changed(gone, forgotten)
         fresh = self.fresh + sum(not layout.is_stored_segment(name) for name in added)
         fresh -= sum(not layout.is_stored_segment(name) for name in dropped)
         cleaned = self._cleaned_after(log, change)
@@ -383,7 +387,7 @@ class StoreState:
         swept, last = numbers(given, (-1, -1))
         seen = max(map(layout.seen_by_stored, forgotten), default=-1)
         swept, last = max(self.swept, swept), max(self.forgotten, seen, last)
-        return StoreState(log, objects, dead, cleaned, swept, fresh, last, index=index)
+        return StoreState(log, objects, gone_objects, cleaned, swept, fresh, last, index=index)
 
     def _cleaned_after(self, log: State, change: Mapping[str, Any]) -> LayeredMap[Cleaned]:
         """Return what cleanings have left, without that of the topics that a change deletes."""
@@ -403,7 +407,7 @@ class StoreState:
         return largest if largest >= 0 else self.objects[placed.object_name].added_ms
 
     def check_unswept(self, change: Mapping[str, Any]) -> None:
-        """Raise SweptError for a new object that a sweep has declared dead."""
+        """Raise SweptError for a new object that a sweep has dropped."""
         for name in change.get("objects", EMPTY):
             if layout.seen_by_stored(name) <= self.swept:
                 raise SweptError(
@@ -418,7 +422,7 @@ class StoreState:
             "objects": {name: _object_values(each) for name, each in self.objects.items()},
             "dead": {
                 name: [each.number, each.time_ms, each.side_size]
-                for name, each in self.dead.items()
+                for name, each in self.dropped.items()
             },
             "cleaned": {place: _cleaned_values(each) for place, each in self.cleaned.items()},
             "swept": self.swept,

@@ -34,7 +34,7 @@ def expected(engine: DirectoryLog) -> dict[int, tuple[int, int, int]]:
 def counted(engine: DirectoryLog, budget_bytes: int = 1 << 20) -> dict[int, tuple[int, int, int]]:
     with engine.snapshot("t", 0, whole=True) as snapshot:
         found = census(snapshot, budget_bytes=budget_bytes)
-    return {one.base_offset: (one.records, one.tombstones, one.dead_records) for one in found}
+    return {one.base_offset: (one.records, one.tombstones, one.obsolete_records) for one in found}
 
 
 @pytest.mark.parametrize("budget_bytes", [1 << 20, 24 * 40], ids=["one part", "many parts"])
@@ -55,14 +55,14 @@ def test_what_a_newer_record_replaces_is_dead(
     assert found == expected(engine)
 
 
-def test_a_batch_is_dead_in_the_share_of_its_dead_records(tmp_path: Path) -> None:
+def test_a_batch_is_dead_in_the_share_of_its_obsolete_records(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=2000).engine
     engine.append("t", [("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")], now_ms=NOW)
     size = (tmp_path / "t-0" / f"{0:020}.log").stat().st_size
     engine.append("t", [("a", "2")], now_ms=NOW)
     with engine.snapshot("t", 0, whole=True) as snapshot:
         (found,) = census(snapshot, budget_bytes=1 << 20)
-    assert (found.records, found.dead_records, found.dead_bytes) == (5, 1, round(size / 4))
+    assert (found.records, found.obsolete_records, found.obsolete_bytes) == (5, 1, round(size / 4))
 
 
 def test_nothing_is_dead_after_a_cleaning_of_everything(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_dropped_objects_are_named_with_the_time_until_which_they_stay(log: Obje
     dropped = [one for one in found.after.residuals if "was replaced" in one.sentence]
     assert dropped and {one.until_ms for one in dropped} == {NOW + HOUR}
     assert all("file.delete.delay.ms (1 hour)" in one.sentence for one in dropped)
-    assert {str(one.path) for one in dropped} <= {*log.store_state().dead}
+    assert {str(one.path) for one in dropped} <= {*log.store_state().dropped}
     assert upkeep.sweep(log, now_ms=NOW + HOUR)
     (left,) = occurrences(log).residuals
     assert "deletion" in left.sentence
@@ -140,7 +140,7 @@ def test_who_waits_for_dropped_objects_is_told_until_when(log: ObjectLog) -> Non
     assert waited == [NOW + 9000]  # a mixed object stays for the longest delay of all topics
     assert not any("was replaced" in one.sentence for one in found.after.residuals)
     holders = {str(one.file.path) for one in found.before.files if one.found}
-    assert holders and not holders & {*log.store_state().dead}
+    assert holders and not holders & {*log.store_state().dropped}
 
 
 def test_the_collector_of_another_process_deletes_what_was_dropped(log: ObjectLog) -> None:

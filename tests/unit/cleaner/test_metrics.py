@@ -224,7 +224,7 @@ def test_a_log_in_an_object_store_has_metrics_of_its_objects_and_requests() -> N
     upkeep.roll_active(log, now_ms=0)
     with served(log, CleanerThread(log), 0) as port:
         assert value(port, "kafkalog_store_fresh_objects") == 1
-        assert value(port, "kafkalog_store_dead_objects") == 0
+        assert value(port, "kafkalog_store_dropped_objects") == 0
         assert value(port, "kafkalog_partition_dirty_ratio", topic="t", partition="0") == 1
         assert value(port, "kafkalog_store_requests_total", kind="PUT") > 1
         assert value(port, "kafkalog_store_dollars_total") > 0

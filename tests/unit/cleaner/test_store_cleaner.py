@@ -96,7 +96,7 @@ def stored(log: ObjectLog) -> set[str]:
 
 def named(log: ObjectLog) -> set[str]:
     state = log.store_state()
-    entries = [*state.objects.items(), *state.dead.items()]
+    entries = [*state.objects.items(), *state.dropped.items()]
     return {name for entry, each in entries for name in stored_names(entry, each)}
 
 
@@ -375,7 +375,7 @@ def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
             while acts:
                 other = ObjectLog(log.address)
                 acts.pop()(other)
-                collector.delete_dead(other, now_ms=NOW_MS + DAY_MS)
+                collector.delete_dropped(other, now_ms=NOW_MS + DAY_MS)
         return pieces(name, size)
 
     monkeypatch.setattr(log.client, "pieces", late)

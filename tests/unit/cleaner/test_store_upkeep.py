@@ -89,7 +89,7 @@ def test_a_regroup_is_awaited_by_a_partition_that_is_due(log: ObjectLog) -> None
     assert moment(log, NOW_MS + 60_000).regroup.code == "cheap"
 
 
-def test_a_cleaner_collects_dead_objects_at_once_and_lists_once_an_hour(log: ObjectLog) -> None:
+def test_a_cleaner_collects_dropped_objects_at_once_and_lists_once_an_hour(log: ObjectLog) -> None:
     log.create_topic("t", 2)
     fill(log, "t", 2)
     regrouped(log)
@@ -108,11 +108,11 @@ def test_a_report_counts_the_requests_of_one_read(log: ObjectLog) -> None:
     log.create_topic("t", 12)
     fill(log, "t", 12, commits=3)
     found = store_figures(moment(log, NOW_MS))
-    assert (found.objects, found.fresh_objects, found.dead_objects) == (3, 3, 0)
+    assert (found.objects, found.fresh_objects, found.dropped_objects) == (3, 3, 0)
     assert (found.read_requests, found.read_amplification) == (12, 1.0)  # three objects, four tasks
     assert found.write_amplification == 1.0
     regrouped(log)
     found = store_figures(moment(log, NOW_MS))
-    assert (found.fresh_objects, found.dead_objects, found.read_requests) == (0, 3, 12)
+    assert (found.fresh_objects, found.dropped_objects, found.read_requests) == (0, 3, 12)
     assert found.deleted_from_ms == NOW_MS + HOUR_MS
     assert found.write_amplification == 2.0

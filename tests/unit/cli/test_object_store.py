@@ -44,7 +44,7 @@ def test_topics_records_and_writers_are_those_of_a_directory(
 
 def test_status_counts_objects_extents_and_its_requests(kafkalog: Command, url: str) -> None:
     log, *partitions = kafkalog("status", url, "--json").json
-    assert (log["path"], log["commit"], log["objects"], log["deadObjects"]) == (url, 2, 1, 0)
+    assert (log["path"], log["commit"], log["objects"], log["droppedObjects"]) == (url, 2, 1, 0)
     assert log["requests"]["GET"] >= 1
     assert sorted(row["extents"] for row in partitions) == [0, 1]
     assert sum(row["highWatermark"] for row in partitions) == 2

@@ -90,11 +90,11 @@ def test_what_is_dead_is_counted_of_compacted_topics(log: KafkaLog) -> None:
     counts.count(directory_log_of(log))
     found = shown(log, counts)
     for one in found["partitions"]:
-        dead = [segment["deadRecords"] for segment in one["segments"]]
+        obsolete = [segment["obsoleteRecords"] for segment in one["segments"]]
         if one["topic"] == "audit":
-            assert set(dead) == {None}
+            assert set(obsolete) == {None}
     records = [
-        (segment["records"], segment["deadRecords"], segment["tombstones"])
+        (segment["records"], segment["obsoleteRecords"], segment["tombstones"])
         for one in found["partitions"]
         if one["topic"] == "stock"
         for segment in one["segments"]
@@ -117,8 +117,8 @@ def test_a_partition_is_counted_again_when_it_has_changed_and_rested(log: KafkaL
     for known in counts._counted.values():
         known.due = 0
     counts.count(directory_log_of(log))
-    assert sum(one.dead_records for one in counts.of("stock", 0).values()) > sum(
-        one.dead_records for one in before.values()
+    assert sum(one.obsolete_records for one in counts.of("stock", 0).values()) > sum(
+        one.obsolete_records for one in before.values()
     )
     log.delete_topic("stock")
     counts.count(directory_log_of(log))
@@ -299,7 +299,7 @@ def asked_plainly(
 
 
 def test_the_server_gives_the_page_and_its_figures(log: KafkaLog) -> None:
-    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as served:
         status, content = asked(served, "/")
         assert status == 200
         assert embedded(content)["status"] == shown(log)["status"]
@@ -322,7 +322,7 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
         found: dict[str, Any] = json.loads(content)
         return found
 
-    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as served:
         last = page(partition=0)
         assert (last["start"], last["next"], last["endOffset"]) == (38, None, 63)
         first = page(partition=0, start=0)
@@ -342,7 +342,7 @@ def test_the_server_gives_pages_of_records(log: KafkaLog) -> None:
 
 
 def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
-    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as served:
         for name in ("evil.example", f"evil.example:{served.port}", "127.0.0.1.evil.example"):
             status, content = asked(served, "/figures.json", Host=name)
             assert (status, b"stock" in content) == (403, False)
@@ -354,7 +354,7 @@ def test_who_calls_by_another_name_gets_no_answer(log: KafkaLog) -> None:
 def test_who_has_not_the_token_of_the_printed_address_gets_nothing(
     path: str, method: str, log: KafkaLog
 ) -> None:
-    with serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as served:
         name, sign = f"kafkalog-{served.port}", "&" if "?" in path else "?"
         wrong = ["", "token=", "token=x", f"token={served.token[:-1]}", f"token={served.token}x"]
         for query in [*wrong, f"token={served.token}&token=x", "token=%ff"]:
@@ -371,8 +371,8 @@ def test_each_server_has_a_token_of_its_own_and_the_page_gives_it_to_the_browser
     log: KafkaLog,
 ) -> None:
     with (
-        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as one,
-        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as other,
+        serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as one,
+        serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as other,
     ):
         assert len(one.token) >= 20 and one.token != other.token
         assert asked_plainly(one, f"/?token={other.token}")[0] == 403
@@ -383,9 +383,9 @@ def test_each_server_has_a_token_of_its_own_and_the_page_gives_it_to_the_browser
 
 def test_a_port_that_is_taken_is_wrong_usage(log: KafkaLog) -> None:
     with (
-        serving(str(log.root), directory_log_of(log), 0, counts_dead=False) as served,
+        serving(str(log.root), directory_log_of(log), 0, counts_obsolete=False) as served,
         pytest.raises(InvalidInputError, match=f"port {served.port} of 127.0.0.1: .*try another"),
-        serving(str(log.root), directory_log_of(log), served.port, counts_dead=False),
+        serving(str(log.root), directory_log_of(log), served.port, counts_obsolete=False),
     ):
         pass
 
@@ -399,7 +399,7 @@ def test_a_log_that_cannot_be_read_is_not_served(tmp_path: Path, kafkalog: Comma
 
 
 def test_the_server_counts_in_the_background(log: KafkaLog) -> None:
-    with serving(str(log.root), directory_log_of(log), 0, counts_dead=True) as served:
+    with serving(str(log.root), directory_log_of(log), 0, counts_obsolete=True) as served:
         for _ in range(600):
             found = json.loads(asked(served, "/figures.json")[1])
             if all(

@@ -75,7 +75,7 @@ def opened(browser: Any, log: KafkaLog) -> Iterator[Open]:
     def open_page(path: str = "", stored: Log | None = None, **settings: Any) -> Any:
         if stored is None:
             path, stored = str(log.root), directory_log_of(log)
-        server = serving(path, stored, 0, counts_dead=not is_store_url(path))
+        server = serving(path, stored, 0, counts_obsolete=not is_store_url(path))
         served = server.__enter__()
         servers.append(server)
         context = browser.new_context(**settings)
@@ -285,11 +285,11 @@ def test_a_cleaning_at_work_is_seen(opened: Open, log: KafkaLog) -> None:
     page.wait_for_selector('[data-partition="stock-0"] .busy', state="detached")
 
 
-def test_dead_bytes_come_in_when_they_are_counted(opened: Open) -> None:
+def test_obsolete_bytes_come_in_when_they_are_counted(opened: Open) -> None:
     page = opened()
-    page.wait_for_selector('[data-partition="stock-0"] >> text=/\\d+ records are dead/')
+    page.wait_for_selector('[data-partition="stock-0"] >> text=/\\d+ records are obsolete/')
     shares = page.locator('[data-partition="stock-0"] .segment').evaluate_all(
-        "all => all.map(one => parseFloat(one.style.getPropertyValue('--dead-share')))"
+        "all => all.map(one => parseFloat(one.style.getPropertyValue('--obsolete-share')))"
     )
     assert max(shares) > 0
 

@@ -108,7 +108,7 @@ def test_the_page_costs_one_request_while_nothing_changes(url: str) -> None:
 
 
 def test_the_server_gives_pages_of_records_of_an_object_store(url: str) -> None:
-    with serving(url, ObjectLog(url, read_only=True), 0, counts_dead=False) as served:
+    with serving(url, ObjectLog(url, read_only=True), 0, counts_obsolete=False) as served:
         assert embedded(asked(served, "/")[1])["path"] == url
         page = json.loads(asked(served, "/records.json?topic=audit&partition=0")[1])
         assert [row["value"] for row in page["records"]] == ["0", "1", "2"]

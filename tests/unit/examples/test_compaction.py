@@ -23,7 +23,7 @@ def test_each_step_leaves_what_the_guide_says_and_has_its_picture(tmp_path: Path
             found[step] = (
                 len([one for one in counts if one.records]),
                 sum(one.records for one in counts),
-                sum(one.dead_records for one in counts),
+                sum(one.obsolete_records for one in counts),
                 sum(one.tombstones for one in counts),
             )
         offsets = log.offsets(compaction.TOPIC)

@@ -23,7 +23,7 @@ class Rules(Enum):
     NOT_REFUSED = "a commit takes an object that a sweep has declared dead"
     NOT_CHOSEN_AGAIN = "a sweep deletes what was an orphan when it was listed"
     NOT_ASKED = "a late commit does not ask whether its object is still there"
-    FORGOTTEN_FIRST = "a dead object is forgotten before it is deleted"
+    FORGOTTEN_FIRST = "a dropped object is forgotten before it is deleted"
 
 
 class Violation(Exception):
@@ -71,7 +71,7 @@ class World(NamedTuple):
 
 
 def entries(log: tuple[Record, ...]) -> tuple[frozenset[object], frozenset[object]]:
-    """Return the live and the dead objects of the state after a log."""
+    """Return the live and the dropped objects of the state after a log."""
     live: set[object] = set()
     dead: set[object] = set()
     for kind, each in log:

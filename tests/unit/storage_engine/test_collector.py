@@ -22,7 +22,7 @@ from kafkalog.storage_engine.object_store.collector import (
     Collected,
     collect,
     cut_commit_log,
-    delete_dead,
+    delete_dropped,
     sweep,
     unnamed,
 )
@@ -81,20 +81,20 @@ def check_whole(log: ObjectLog) -> None:
     assert not unnamed(state, there)
 
 
-# --- dead objects --------------------------------------------------------------------------------
+# --- dropped objects -----------------------------------------------------------------------------
 
 
 def test_a_dropped_object_is_deleted_after_an_hour_and_then_forgotten(log: ObjectLog) -> None:
     fill(log, "t", 3)
     before, old = contents(log), stored(log)
     at_ms = regrouped(log)
-    assert delete_dead(log, now_ms=at_ms + DELETE_DELAY_MS - 1) == 0
+    assert delete_dropped(log, now_ms=at_ms + DELETE_DELAY_MS - 1) == 0
     assert old < stored(log)
-    assert delete_dead(log, now_ms=at_ms + DELETE_DELAY_MS) == 6
-    assert not old & stored(log) and not log.store_state().dead
+    assert delete_dropped(log, now_ms=at_ms + DELETE_DELAY_MS) == 6
+    assert not old & stored(log) and not log.store_state().dropped
     assert contents(log) == before
     check_whole(log)
-    assert delete_dead(log, now_ms=at_ms + DELETE_DELAY_MS) == 0
+    assert delete_dropped(log, now_ms=at_ms + DELETE_DELAY_MS) == 0
 
 
 def test_the_delay_is_that_of_the_topic_and_of_a_mixed_object_the_longest(log: ObjectLog) -> None:
@@ -103,19 +103,19 @@ def test_the_delay_is_that_of_the_topic_and_of_a_mixed_object_the_longest(log: O
     fill(log, "u", 1, commits=1)
     at_ms = regrouped(log)
     log.delete_records("u", 0, -1, now_ms=at_ms)
-    assert len(log.store_state().dead) == 3
-    assert delete_dead(log, now_ms=at_ms + 1000) == 1
-    assert {layout.is_stored_segment(name) for name in log.store_state().dead} == {False}
+    assert len(log.store_state().dropped) == 3
+    assert delete_dropped(log, now_ms=at_ms + 1000) == 1
+    assert {layout.is_stored_segment(name) for name in log.store_state().dropped} == {False}
     log.alter_topic("t", {"file.delete.delay.ms": "2000"})
-    assert delete_dead(log, now_ms=at_ms + 1999) == 0
-    assert delete_dead(log, now_ms=at_ms + 2000) == 2
+    assert delete_dropped(log, now_ms=at_ms + 1999) == 0
+    assert delete_dropped(log, now_ms=at_ms + 2000) == 2
 
 
 def test_a_segment_object_goes_with_its_indexes(log: ObjectLog) -> None:
     fill(log, "t", 3)
     at_ms = regrouped(log)
     log.delete_topic("t", now_ms=at_ms)
-    assert delete_dead(log, now_ms=at_ms + DELETE_DELAY_MS) == 6 + 3
+    assert delete_dropped(log, now_ms=at_ms + DELETE_DELAY_MS) == 6 + 3
     assert not stored(log)
 
 
@@ -124,10 +124,10 @@ def test_two_collectors_forget_an_object_once(log: ObjectLog) -> None:
     at_ms = regrouped(log) + DELETE_DELAY_MS
     other = ObjectLog(log.address)
     other.store_state()
-    assert delete_dead(log, now_ms=at_ms) == 6
-    assert other.known_state.dead
+    assert delete_dropped(log, now_ms=at_ms) == 6
+    assert other.known_state.dropped
     number = log.state().number
-    assert delete_dead(other, now_ms=at_ms) == 0
+    assert delete_dropped(other, now_ms=at_ms) == 0
     assert log.state().number == number
 
 
@@ -139,7 +139,7 @@ def test_a_late_retry_of_a_commit_whose_object_is_forgotten_changes_nothing(
     stalled = ObjectLog(log.address)
     log.commit([message], now_ms=0)
     at_ms = regrouped(log) + DELETE_DELAY_MS
-    assert delete_dead(log, now_ms=at_ms) == 1
+    assert delete_dropped(log, now_ms=at_ms) == 1
     before = contents(log)
     assert stalled.commit([message], now_ms=at_ms).skipped
     assert contents(log) == before
@@ -150,7 +150,7 @@ def test_a_slow_batch_is_committed_although_younger_objects_are_forgotten(log: O
     slow = stage(log)
     fill(log, "t", 3, commits=2)
     at_ms = regrouped(log) + DELETE_DELAY_MS
-    assert delete_dead(log, now_ms=at_ms) == 2
+    assert delete_dropped(log, now_ms=at_ms) == 2
     assert log.store_state().forgotten >= layout.seen_by_stored(slow.files[0].name)
     assert log.commit([slow], now_ms=at_ms).rows == 1
     check_whole(log)
@@ -162,7 +162,7 @@ def test_a_slow_batch_is_committed_although_younger_objects_are_forgotten(log: O
 def test_a_sweep_deletes_orphans_of_every_folder(log: ObjectLog) -> None:
     fill(log, "t", 3)
     at_ms = regrouped(log)
-    delete_dead(log, now_ms=at_ms + DELETE_DELAY_MS)
+    delete_dropped(log, now_ms=at_ms + DELETE_DELAY_MS)
     number = log.state().number
     orphan = layout.stored_segment(number, "A" * 22, 0, 0, "r")
     for name in (orphan, layout.stored_side(orphan), f"data/{number}/x.mixed"):
@@ -329,7 +329,7 @@ def test_a_collection_that_is_killed_at_any_request_is_finished_by_the_next(
         commits, snapshots = numbers(log)
         assert boundary > 0 and snapshots[0] == boundary and len(snapshots) > 1
         assert commits == [*range(boundary + 1, log.state().number + 1)]
-        assert not log.store_state().dead
+        assert not log.store_state().dropped
         assert contents(log) == before
         if not dying.client.is_spoiled:
             break

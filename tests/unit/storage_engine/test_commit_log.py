@@ -23,7 +23,7 @@ from kafkalog.storage_engine.object_store.commit_log import CHECK_AFTER_S, Commi
 from kafkalog.storage_engine.object_store.numbered_object import NumberedObject
 from kafkalog.storage_engine.object_store.store_state import (
     Cleaned,
-    Dead,
+    DroppedObject,
     Extent,
     StoreChange,
     StoreState,
@@ -145,13 +145,14 @@ def test_a_snapshot_holds_all_of_a_state(log: CommitLog) -> None:
         return change.record(7)
 
     state = log.commit(prepare)
-    assert state.dead == {dropped: Dead(state.number, 7)}
+    assert state.dropped == {dropped: DroppedObject(state.number, 7)}
     assert state.cleaned_of(TOPIC_ID, 0) == Cleaned(9, 6, {"kl-note": "{}"})
     assert state.cleaned_of(TOPIC_ID, 1) is None
     content = json.loads(json.dumps(state.snapshot()))
     again = StoreState.of_snapshot(state.number, content)
     assert (again.log, again.objects) == (state.log, state.objects)
-    assert (again.dead, again.swept, again.cleaned) == (state.dead, state.swept, state.cleaned)
+    assert again.dropped == state.dropped
+    assert (again.swept, again.cleaned) == (state.swept, state.cleaned)
 
 
 def test_a_snapshot_of_an_early_release_is_read(log: CommitLog) -> None:
@@ -162,7 +163,7 @@ def test_a_snapshot_of_an_early_release_is_read(log: CommitLog) -> None:
     objects = {name: values[:3] for name, values in content["objects"].items()}
     content |= {"objects": objects, "dead": {"data/1/gone.mixed": 2}, "time_ms": 5}
     again = StoreState.of_snapshot(log.state.number, json.loads(json.dumps(content)))
-    assert again.dead == {"data/1/gone.mixed": Dead(2, 5)}
+    assert again.dropped == {"data/1/gone.mixed": DroppedObject(2, 5)}
     assert again.objects == {
         name: dataclasses.replace(each, added_ms=5) for name, each in log.state.objects.items()
     }
@@ -183,11 +184,11 @@ def test_a_segment_object_is_dropped_with_its_indexes_and_then_forgotten(log: Co
     assert stored_names(name, state.objects[name]) == both
     assert not layout.is_stored_segment(both[1]) and layout.seen_by_stored(both[1]) == 1
     state = act(lambda change: change.drop(name))
-    assert state.dead == {name: Dead(state.number, 7, 8)}
-    assert stored_names(name, state.dead[name]) == both
-    assert not act(lambda change: change.forget_dead(name)).dead
+    assert state.dropped == {name: DroppedObject(state.number, 7, 8)}
+    assert stored_names(name, state.dropped[name]) == both
+    assert not act(lambda change: change.forget_dropped(name)).dropped
     with pytest.raises(KeyError):
-        act(lambda change: change.forget_dead(name))
+        act(lambda change: change.forget_dropped(name))
 
 
 def test_what_a_cleaning_has_left_goes_with_the_topic(log: CommitLog) -> None:

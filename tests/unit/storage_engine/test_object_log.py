@@ -503,7 +503,7 @@ def test_records_are_deleted_up_to_an_offset(log: ObjectLog) -> None:
     assert log.delete_records("d", 0, 5) == 5
     assert log.delete_records("d", 0, 2) == 5
     assert log.offsets("d") == {0: (5, 8)}
-    assert (set(log.store_state().objects), set(log.store_state().dead)) == ({second}, {first})
+    assert (set(log.store_state().objects), set(log.store_state().dropped)) == ({second}, {first})
     for before in (9, -2):
         with pytest.raises(OffsetOutOfRangeError):
             log.delete_records("d", 0, before)
@@ -531,7 +531,7 @@ def test_retention_by_time_and_by_size_takes_whole_segments(log: ObjectLog) -> N
     ]
     assert log.offsets("time") == {0: (4, 8)}
     assert log.offsets("t") == before
-    assert len(log.store_state().dead) == 5
+    assert len(log.store_state().dropped) == 5
     assert log.apply_retention("size", now_ms=NOW_MS + 3 * DAY_MS + 1) == []
     with pytest.raises(UnknownTopicError):
         log.apply_retention("no")
@@ -549,7 +549,7 @@ def test_an_object_goes_with_the_last_of_its_topics_and_then_the_topic_is_forgot
     assert len(log.store_state().objects) == 1
     assert len(log.state().deleting) == 1
     log.delete_topic("u", now_ms=NOW_MS)
-    assert (len(log.store_state().objects), len(log.store_state().dead)) == (0, 1)
+    assert (len(log.store_state().objects), len(log.store_state().dropped)) == (0, 1)
     assert [deleted.name for deleted in log.state().deleting.values()] == ["u"]
 
 

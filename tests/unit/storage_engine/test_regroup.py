@@ -75,7 +75,7 @@ def stored(log: ObjectLog) -> set[str]:
 def named(log: ObjectLog) -> set[str]:
     """Return the data objects that the log names, also the dropped ones."""
     state = log.store_state()
-    entries = [*state.objects.items(), *state.dead.items()]
+    entries = [*state.objects.items(), *state.dropped.items()]
     return {name for entry, each in entries for name in stored_names(entry, each)}
 
 
@@ -93,7 +93,7 @@ def test_each_object_is_fetched_once_however_many_partitions_it_has(
     assert contents(log) == before
     assert ObjectLog(log.address).offsets("t") == log.offsets("t")
     assert len(log.store_state().objects) == partitions
-    assert len(log.store_state().dead) == 6
+    assert len(log.store_state().dropped) == 6
 
 
 def test_a_segment_object_is_a_log_of_kafka(log: ObjectLog) -> None:

@@ -47,7 +47,7 @@ class CleanerMetrics:
     def __init__(
         self, log: Log | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._engine = log if isinstance(log, Log) else log._log
+        self._log = log if isinstance(log, Log) else log._log
         self._cleaner = cleaner
         self._clock = clock
         self._since_ms = clock()
@@ -69,11 +69,11 @@ class CleanerMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         time_ms = self._clock()
-        moment = moment_of(self._engine, time_ms)
+        moment = moment_of(self._log, time_ms)
         partitions = statuses(moment)
         for name, value, text in self._of_cleaner():
             yield GaugeMetricFamily(f"kafka_log_logcleaner_{name}", text, value=value)
-        root = [str(self._engine.root)]
+        root = [str(self._log.root)]
         for name, value, text in _of_uncleanable(partitions):
             gauge = GaugeMetricFamily(f"{_MANAGER}{name}", text, labels=["logDirectory"])
             gauge.add_metric(root, value)
@@ -194,7 +194,7 @@ def _of_store(moment: ObjectMoment) -> Iterator[Metric]:
 
 @contextlib.contextmanager
 def served(
-    engine: Log, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
+    log: Log, cleaner: CleanerThread, port: int, *, address: str = "127.0.0.1"
 ) -> Iterator[int]:
     """Serve the metrics over HTTP at /metrics as long as the context lasts; yield the port.
 
@@ -208,7 +208,7 @@ def served(
             f"metrics need the package prometheus-client: {install_command('metrics')}"
         ) from fault
     registry = prometheus_client.CollectorRegistry()
-    metrics = CleanerMetrics(engine, cleaner)
+    metrics = CleanerMetrics(log, cleaner)
     metrics.register(registry)
     for collector in (prometheus_client.ProcessCollector, prometheus_client.PlatformCollector):
         collector(registry=registry)

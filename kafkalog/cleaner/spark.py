@@ -53,13 +53,13 @@ def clean(
     that was cleaned or failed; its `error` has the reason. Raises InvalidInputError for a topic
     that is not compacted, UnknownTopicError, LockedByBrokerError.
     """
-    with open_log(path, create=False, options=options) as engine:
-        names = _names(engine, topics)
-        shelf = shelf_of(engine)
+    with open_log(path, create=False, options=options) as log:
+        names = _names(log, topics)
+        shelf = shelf_of(log)
         results, partitions = _chosen(shelf, names, force)
         results += _run(spark, shelf.place, partitions, force, config or CleanerConfig())
         for name in names:
-            retain(engine, name, now_ms=now_ms())
+            retain(log, name, now_ms=now_ms())
     return results
 
 
@@ -76,13 +76,13 @@ def _chosen(
     return failed, [place for place in found if place not in places]
 
 
-def _names(engine: Log, topics: Sequence[str] | None) -> list[str | None]:
+def _names(log: Log, topics: Sequence[str] | None) -> list[str | None]:
     if topics is None:
         return [None]
     if isinstance(topics, str):
         raise InvalidInputError(f"topics: expected a list of names, found the text {topics!r}")
     for name in topics:
-        check_compacted(engine, name)
+        check_compacted(log, name)
     return list(dict.fromkeys(topics))
 
 
@@ -113,13 +113,13 @@ def _clean_places(
 
     for batch in batches:
         found: list[str] = []
-        with open_log(root, create=False) as engine:
+        with open_log(root, create=False) as log:
             for place in batch.column(0).to_pylist():
                 topic, partition = partitions[place]
                 found += [
                     json.dumps(dataclasses.asdict(stats))
                     for stats in clean_here(
-                        engine,
+                        log,
                         topic,
                         partition=partition,
                         force=force,

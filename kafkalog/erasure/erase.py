@@ -82,7 +82,7 @@ class Erasure:
 
 
 def erase(
-    engine: Log,
+    log: Log,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -100,8 +100,8 @@ def erase(
     files are removed at once. Raises UnknownTopicError, InvalidInputError for a topic that is not
     compacted, StorageError, LockedByBrokerError, OSError.
     """
-    manager.check_cleanable(engine)
-    policy = TopicConfig.parse(engine.describe(topic).config)
+    manager.check_cleanable(log)
+    policy = TopicConfig.parse(log.describe(topic).config)
     if not policy.is_compacted:
         raise InvalidInputError(
             f"{topic}: its cleanup.policy is {','.join(sorted(policy.cleanup_policy)) or 'empty'}, "
@@ -111,7 +111,7 @@ def erase(
 
     def scan(step: str, *, was_erased: bool = False) -> Occurrences:
         return find_occurrences(
-            engine,
+            log,
             topic,
             keys,
             clock=clock,
@@ -127,12 +127,10 @@ def erase(
         if one.found and one.file.kind in (*LIVE, FileKind.UNFINISHED)
     }
     partitions = sorted(number for number in touched if number is not None)
-    deletions = _delete(engine, topic, keys, partitions, now_ms=clock())
+    deletions = _delete(log, topic, keys, partitions, now_ms=clock())
     erased = keys if now else None
-    store = (
-        StoreErasure(engine, topic, before, clock=clock) if isinstance(engine, ObjectLog) else None
-    )
-    shelf = shelf_of(engine)
+    store = StoreErasure(log, topic, before, clock=clock) if isinstance(log, ObjectLog) else None
+    shelf = shelf_of(log)
     if store is None:
         shelf.prepare(topic, now_ms=clock())
     else:
@@ -140,13 +138,13 @@ def erase(
     cleanings = _clean(
         shelf, topic, partitions, erased=erased, clock=clock, config=config, progress=progress
     )
-    engine.sweep_staged(now_ms=clock())
-    manager.retain(engine, topic, now_ms=clock())
+    log.sweep_staged(now_ms=clock())
+    manager.retain(log, topic, now_ms=clock())
     if store is not None:
         store.remove_dropped(partitions, now=now, wait=wait)
     else:
         retired = {one.file.partition for one in before.files if _is_retired(one)}
-        directory = directory_log_of(engine)
+        directory = directory_log_of(log)
         _remove_retired(directory, topic, {*partitions, *retired}, policy, now=now, wait=wait)
         _sync_names(directory, topic)
     after = scan("looking again", was_erased=True)
@@ -157,7 +155,7 @@ def erase(
 
 
 def _delete(
-    engine: Log, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
+    log: Log, topic: str, keys: ErasedKeys, partitions: list[int], *, now_ms: int
 ) -> dict[int, tuple[int, int]]:
     """Write tombstones for the keys whose latest record is not one, in one commit."""
     import pyarrow as pa
@@ -165,7 +163,7 @@ def _delete(
     found: list[tuple[bytes, int]] = []
     for number in partitions:
         with contextlib.suppress(CorruptLogError, StorageError):
-            with engine.snapshot(topic, number, whole=True) as snapshot:
+            with log.snapshot(topic, number, whole=True) as snapshot:
                 latest = _latest(snapshot, keys)
             found += [(keys.keys[key], number) for key in np.flatnonzero(latest == _DATA).tolist()]
     if not found:
@@ -177,7 +175,7 @@ def _delete(
             "partition": pa.array([number for _, number in found], pa.int32()),
         }
     )
-    offsets = engine.append(topic, rows, now_ms=now_ms).offsets
+    offsets = log.append(topic, rows, now_ms=now_ms).offsets
     return {number: span for (_, number), span in sorted(offsets.items())}
 
 
@@ -250,7 +248,7 @@ def _is_retired(occurrences: FileOccurrences) -> bool:
 
 
 def _remove_retired(
-    engine: DirectoryLog,
+    log: DirectoryLog,
     topic: str,
     partitions: Set[int | None],
     config: TopicConfig,
@@ -260,11 +258,11 @@ def _remove_retired(
 ) -> None:
     """Remove the replaced files of partitions; processes that have one open can still read it."""
     directories = {
-        engine.partition_directory(topic, number) for number in partitions if number is not None
+        log.partition_directory(topic, number) for number in partitions if number is not None
     }
     retired = [
         file
-        for file in topic_files(engine, topic)
+        for file in topic_files(log, topic)
         if file.path.parent in directories
         and file.is_retired
         and layout.parse_segment_file(file.path.name)
@@ -283,10 +281,10 @@ def _remove_retired(
         sweep_deleted(directory, older_than_ms=delay_ms, now_ms=until_ms)
 
 
-def _sync_names(engine: DirectoryLog, topic: str) -> None:
+def _sync_names(log: DirectoryLog, topic: str) -> None:
     """Make durable which files are gone, also those that a dead process replaced or removed."""
-    partitions = partition_directories(engine, topic)
-    for directory in sorted({*root_directories(engine, partitions), *partitions}):
+    partitions = partition_directories(log, topic)
+    for directory in sorted({*root_directories(log, partitions), *partitions}):
         # The scan tells of a directory that cannot be read; one that is missing has no file.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             files.sync_directory(directory)

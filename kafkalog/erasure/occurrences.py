@@ -99,7 +99,7 @@ class Occurrences:
 
 
 def find_occurrences(
-    engine: Log,
+    log: Log,
     topic: str,
     keys: ErasedKeys,
     *,
@@ -116,21 +116,21 @@ def find_occurrences(
     read, or if a store cannot be listed.
     """
     began_ms = clock()
-    names = _names(engine.state(), keys)
+    names = _names(log.state(), keys)
     scan: TopicScan | StoreScan
-    if isinstance(engine, ObjectLog):
-        scan = StoreScan(engine, topic, keys, names, progress)
+    if isinstance(log, ObjectLog):
+        scan = StoreScan(log, topic, keys, names, progress)
     else:
-        scan = TopicScan(directory_log_of(engine), topic, keys, names, progress)
+        scan = TopicScan(directory_log_of(log), topic, keys, names, progress)
     scan.run()
     now_ms = clock()
     left = residuals(
-        engine, topic, scan.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
+        log, topic, scan.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
     present = scan.state.topic(topic).present()
     return Occurrences(
         began_ms,
-        None if engine.is_brokers else scan.state.number,
+        None if log.is_brokers else scan.state.number,
         {number: partition.high_watermark for number, partition in present},
         scan.files,
         tuple(left),

@@ -36,7 +36,7 @@ class Residual:
 
 
 def residuals(
-    engine: Log,
+    log: Log,
     topic: str,
     files: Sequence[FileOccurrences],
     *,
@@ -51,10 +51,10 @@ def residuals(
     left = [file for file in files if not file.is_clear or (is_strict and file.mentions)]
     if not left:
         return []
-    config = TopicConfig.parse(engine.describe(topic).config)
+    config = TopicConfig.parse(log.describe(topic).config)
     obstacles = {
         explanation.partition: [one for one in explanation.findings if one.is_obstacle]
-        for explanation in explain(engine, topic, now_ms)
+        for explanation in explain(log, topic, now_ms)
     }
     return [
         residual

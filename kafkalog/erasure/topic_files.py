@@ -124,27 +124,27 @@ class TopicFile:
         return self.changed_ns // 1_000_000
 
 
-def partition_directories(engine: DirectoryLog, topic: str) -> dict[Path, int]:
+def partition_directories(log: DirectoryLog, topic: str) -> dict[Path, int]:
     """Return the directories of a topic's partitions, and their numbers; or UnknownTopicError."""
-    present = engine.state().topic(topic).numbers()
-    return {engine.partition_directory(topic, number): number for number in present}
+    present = log.state().topic(topic).numbers()
+    return {log.partition_directory(topic, number): number for number in present}
 
 
-def root_directories(engine: DirectoryLog, partitions: Iterable[Path]) -> set[Path]:
-    """Return the log directories: the engine's, and those that hold the partitions."""
-    return {*engine.roots, *(directory.parent for directory in partitions)}
+def root_directories(log: DirectoryLog, partitions: Iterable[Path]) -> set[Path]:
+    """Return the log directories: the log's own, and those that hold the partitions."""
+    return {*log.roots, *(directory.parent for directory in partitions)}
 
 
-def topic_files(engine: DirectoryLog, topic: str) -> list[TopicFile]:
+def topic_files(log: DirectoryLog, topic: str) -> list[TopicFile]:
     """List the files, by path; raises UnknownTopicError, OSError.
 
     Special files are left out. Unreadable entries and links to directories are listed with a fault.
     """
-    state = engine.state()
-    partitions = partition_directories(engine, topic)
-    roots = root_directories(engine, partitions)
+    state = log.state()
+    partitions = partition_directories(log, topic)
+    roots = root_directories(log, partitions)
     deleted = {
-        engine.root / layout.deleted_directory(gone.name, number, gone.topic_id): gone.remove_at_ms
+        log.root / layout.deleted_directory(gone.name, number, gone.topic_id): gone.remove_at_ms
         for gone in state.deleting.values()
         if gone.name == topic
         for number in range(gone.partitions)

@@ -49,15 +49,15 @@ class TopicScan:
 
     def __init__(
         self,
-        engine: DirectoryLog,
+        log: DirectoryLog,
         topic: str,
         keys: ErasedKeys,
         names: Sequence[bytes],
         progress: Callable[[int, int], None],
     ) -> None:
-        self.state: State = engine.state()
+        self.state: State = log.state()
         self.files: tuple[FileOccurrences, ...] = ()
-        self._engine, self._topic, self._keys, self._names = engine, topic, keys, names
+        self._log, self._topic, self._keys, self._names = log, topic, keys, names
         self._progress = progress
         self._is_held = False
         self._done = self._of = 0
@@ -72,15 +72,15 @@ class TopicScan:
             if number >= _FREE_ROUNDS and self._held_rounds():
                 return
         raise StorageError(
-            f"{self._engine.root}: files were replaced during each of {_ROUNDS} scans; stop the "
+            f"{self._log.root}: files were replaced during each of {_ROUNDS} scans; stop the "
             "cleaner, and try again"
         )
 
     def _held_rounds(self) -> bool:
         """Scan once or twice while commits are held off; return whether the result is stable."""
-        if self._engine.is_brokers:
+        if self._log.is_brokers:
             return False
-        commit_lock = locks.FileLock(self._engine.root / layout.COMMIT_LOCK, create=False)
+        commit_lock = locks.FileLock(self._log.root / layout.COMMIT_LOCK, create=False)
         self._is_held = True  # report no progress, because the callback might commit
         try:
             with commit_lock.shared():
@@ -89,8 +89,8 @@ class TopicScan:
             self._is_held = False
 
     def _round(self) -> bool:
-        state = self._engine.state()
-        listed = topic_files(self._engine, self._topic)
+        state = self._log.state()
+        listed = topic_files(self._log, self._topic)
         changed = [file for file in listed if not self._is_known(file)]
         self._of += sum(file.size - self._fixed_size(file) for file in changed)
         for file in changed:
@@ -103,8 +103,8 @@ class TopicScan:
         read = {(file.path, file.inode) for file in moved}
         is_stable = read == self._read and all(map(self._is_known, moved))
         # A broker has no staged files; its new appends come after that state.
-        if not self._engine.is_brokers:
-            is_stable &= self._engine.state().number == state.number
+        if not self._log.is_brokers:
+            is_stable &= self._log.state().number == state.number
         self._read, self.state = read, state
         if is_stable:
             known = [self._seen[file.path] for file in listed if self._is_known(file)]
@@ -132,9 +132,9 @@ class TopicScan:
 
     def _committed_size(self, file: TopicFile, state: State) -> int:
         """Return how many bytes of a file no truncation can remove; 0 if unknown, or a broker's."""
-        if self._engine.is_brokers or file.kind is not FileKind.LOG or file.partition is None:
+        if self._log.is_brokers or file.kind is not FileKind.LOG or file.partition is None:
             return 0
-        directory = self._engine.partition_directory(self._topic, file.partition)
+        directory = self._log.partition_directory(self._topic, file.partition)
         partition = dict(state.topic(self._topic).present()).get(file.partition)
         if partition is None:
             return 0

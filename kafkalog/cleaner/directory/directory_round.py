@@ -63,20 +63,20 @@ GAPS_MAX: Final = 1 << 20
 
 
 @contextlib.contextmanager
-def open_round(engine: DirectoryLog, order: RoundOrder) -> Iterator[DirectoryRound | None]:
+def open_round(log: DirectoryLog, order: RoundOrder) -> Iterator[DirectoryRound | None]:
     """Plan and begin a round of a partition; None if the plan asks for none.
 
     The caller holds the partition's cleaner lock, and no swap is pending. Raises CorruptLogError,
     StorageError, OSError and CleaningAborted.
     """
     topic, partition = order.stats.topic, order.stats.partition
-    directory = engine.partition_directory(topic, partition)
-    described = engine.describe(topic)  # once: id and config of one topic, even if it comes again
+    directory = log.partition_directory(topic, partition)
+    described = log.describe(topic)  # once: id and config of one topic, even if it comes again
     topic_id = described.topic_id
     began = time.monotonic()
 
     def load_state() -> PartitionState:
-        known = engine.state().topics.get(topic)
+        known = log.state().topics.get(topic)
         if known is None or known.topic_id != topic_id:
             raise CleaningAborted(f"{topic}: the topic was deleted meanwhile")
         if not TopicConfig.parse(known.config).is_compacted:
@@ -86,7 +86,7 @@ def open_round(engine: DirectoryLog, order: RoundOrder) -> Iterator[DirectoryRou
     def load_pins() -> LivePins:
         # A long round meets pins that are younger than it is.
         elapsed_ms = round((time.monotonic() - began) * 1e3)
-        return LivePins(engine.root, order.now_ms + elapsed_ms, held_only=order.is_forced)
+        return LivePins(log.root, order.now_ms + elapsed_ms, held_only=order.is_forced)
 
     with open_snapshot(directory, topic, partition, load_state, held=True) as snapshot:
         pins = load_pins()
@@ -105,7 +105,7 @@ def open_round(engine: DirectoryLog, order: RoundOrder) -> Iterator[DirectoryRou
             yield None
             return
         yield DirectoryRound(
-            engine,
+            log,
             order,
             topic_id,
             snapshot=snapshot,
@@ -164,7 +164,7 @@ class DirectoryRound:
 
     def __init__(
         self,
-        engine: DirectoryLog,
+        log: DirectoryLog,
         order: RoundOrder,
         topic_id: str,
         *,
@@ -185,7 +185,7 @@ class DirectoryRound:
             if each.base_offset < self.sources_end
         ]
         self.end = plan.first_dirty_offset
-        self._engine = engine
+        self._log = log
         self._topic_id = topic_id
         self._load_state = load_state
         self._load_pins = load_pins
@@ -224,7 +224,7 @@ class DirectoryRound:
         """Return the active producers by the journal's current producer snapshot (C50)."""
         producer_snapshot = self._load_state().producer_snapshot
         if producer_snapshot != self._active_at:  # the same snapshot says the same
-            with self._engine.transaction():  # else an append may replace it meanwhile
+            with self._log.transaction():  # else an append may replace it meanwhile
                 state = self._load_state()
                 self._active = active_producers(self.scratch, state, self.order.now_ms)
                 self._active_at = state.producer_snapshot
@@ -301,7 +301,7 @@ class DirectoryRound:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Transaction]:
         """Hold the locks for replacing files of the partition."""
-        with self._engine.transaction() as transaction:
+        with self._log.transaction() as transaction:
             if transaction.state.unsynced:
                 # After a power cut the journal must not name an active segment that is swapped.
                 transaction.sync_on_publish()
@@ -316,7 +316,7 @@ class DirectoryRound:
         A reader pins, then reads the journal, so that one of the two notices the other.
         """
         snapshot = self.snapshot
-        with self._engine.transaction() as transaction:
+        with self._log.transaction() as transaction:
             before = self._load_state()
             if before.cleaned_to >= self.end:
                 return
@@ -352,7 +352,7 @@ class DirectoryRound:
                 number = transaction.state.number
                 end_swaps(self.scratch, self._live, number=number)
         snapshot = self.snapshot
-        with self._engine.transaction() as transaction:
+        with self._log.transaction() as transaction:
             state = self._load_state()
             # Records that were deleted while the round went on may lie beyond its end.
             clean_to = max(self.end, state.log_start_offset)
@@ -363,4 +363,4 @@ class DirectoryRound:
                     snapshot.topic, snapshot.partition, first_dirty_offset=clean_to
                 )
                 transaction.publish(self.order.now_ms)
-            write_cleaner_checkpoint(self._engine.root, self._engine.state())
+            write_cleaner_checkpoint(self._log.root, self._log.state())

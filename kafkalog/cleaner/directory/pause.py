@@ -42,15 +42,15 @@ def abort_and_pause(log: DirectoryLog | OpenedLog, topic: str, partition: int) -
     cleanings. It may be nested. Raises UnknownTopicError, and InvalidInputError for a missing
     partition or a read-only log.
     """
-    engine = directory_log_of(log)
-    known = engine.describe(topic)
-    if engine.read_only:
-        raise InvalidInputError(f"{engine.root}: the log is only read, so it is not cleaned")
+    directory_log = directory_log_of(log)
+    known = directory_log.describe(topic)
+    if directory_log.read_only:
+        raise InvalidInputError(f"{directory_log.root}: the log is only read, so it is not cleaned")
     if not known.is_here(partition):
         raise InvalidInputError(
             f"topic {topic!r} has no partition {partition} here: it has {len(known.partitions)}"
         )
-    directory = engine.partition_directory(topic, partition)
+    directory = directory_log.partition_directory(topic, partition)
     with locks.FileLock(directory / layout.CLEANING_PAUSED).shared():
         with locks.FileLock(directory / layout.CLEANER_LOCK).exclusive():
             pass  # the earlier holder has ended, and the next one checks our lock first

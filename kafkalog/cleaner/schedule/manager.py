@@ -42,7 +42,7 @@ _DEFAULT = CleanerConfig()
 
 
 def clean(
-    engine: Log,
+    log: Log,
     topic: str | None = None,
     *,
     partition: int | None = None,
@@ -68,8 +68,8 @@ def clean(
     LockedByBrokerError.
     """
     if topic is not None:
-        check_compacted(engine, topic)
-    shelf = shelf_of(engine)
+        check_compacted(log, topic)
+    shelf = shelf_of(log)
     results = shelf.prepare(topic, partition, force=force, now_ms=now_ms, check_abort=check_abort)
     failed = {(stats.topic, stats.partition) for stats in results}
     cleaner = PartitionCleaner(
@@ -90,7 +90,7 @@ def clean(
 
 
 def clean_and_retain(
-    engine: Log,
+    log: Log,
     topic: str | None = None,
     *,
     force: bool = False,
@@ -103,10 +103,10 @@ def clean_and_retain(
     Without `now_ms` each round begins at the time of the clock. Raises what `check_cleanable` and
     `clean` raise.
     """
-    check_cleanable(engine)
+    check_cleanable(log)
     at_ms = now_of(now_ms)
     results = clean(
-        engine,
+        log,
         topic,
         force=force,
         now_ms=at_ms,
@@ -114,24 +114,24 @@ def clean_and_retain(
         config=config,
         progress=progress,
     )
-    retain(engine, topic, now_ms=at_ms)
-    sweep(engine, now_ms=at_ms)
+    retain(log, topic, now_ms=at_ms)
+    sweep(log, now_ms=at_ms)
     return results
 
 
-def check_cleanable(engine: Log) -> None:
+def check_cleanable(log: Log) -> None:
     """Raise InvalidInputError where the log is only read, StorageError where the disk refuses."""
-    engine.check_writable()
-    if isinstance(engine.root, Path) and not may_clean(engine.root):
+    log.check_writable()
+    if isinstance(log.root, Path) and not may_clean(log.root):
         raise StorageError(
-            f"{engine.root}: may not be written here (a read-only mount, or no permission), and a "
+            f"{log.root}: may not be written here (a read-only mount, or no permission), and a "
             "cleaner writes; run it on a host and as a user that may"
         )
 
 
-def check_compacted(engine: Log, topic: str) -> None:
+def check_compacted(log: Log, topic: str) -> None:
     """Raise InvalidInputError for a topic that is not compacted."""
-    if not TopicConfig.parse(engine.describe(topic).config).is_compacted:
+    if not TopicConfig.parse(log.describe(topic).config).is_compacted:
         raise InvalidInputError(
             f"{topic}: cleanup.policy does not include compact, so there is nothing to clean; "
             "alter the topic first"
@@ -139,7 +139,7 @@ def check_compacted(engine: Log, topic: str) -> None:
 
 
 def clean_filthiest(
-    engine: Log,
+    log: Log,
     *,
     now_ms: int,
     config: CleanerConfig = _DEFAULT,
@@ -152,7 +152,7 @@ def clean_filthiest(
 
     `watch` receives the schedule, `on_aborted` the figures of an aborted round, whose swaps stay.
     """
-    shelf = shelf_of(engine)
+    shelf = shelf_of(log)
     failed = shelf.prepare(now_ms=now_ms, check_abort=check_abort)
     schedule = choose(shelf.moment(now_ms))
     watch(schedule)
@@ -174,7 +174,7 @@ def clean_filthiest(
 
 
 def retain(
-    engine: Log,
+    log: Log,
     topic: str | None = None,
     *,
     now_ms: int,
@@ -187,7 +187,7 @@ def retain(
     frees space. If retention of a partition fails, its entry has the error, and the next run tries
     again.
     """
-    moment = moment_of(engine, now_ms)
+    moment = moment_of(log, now_ms)
 
     def skip(name: str, partition: int, config: TopicConfig) -> bool:
         if is_skipped(config) or not config.is_compacted:
@@ -195,13 +195,13 @@ def retain(
         mark = read_uncleanable(moment.notes(name, partition))
         return not may_be_retained(mark, is_paused=moment.is_paused(name, partition))
 
-    return shelf_of(engine).retain(topic, now_ms=now_ms, is_skipped=skip)
+    return shelf_of(log).retain(topic, now_ms=now_ms, is_skipped=skip)
 
 
-def sweep(engine: Log, *, now_ms: int) -> int:
+def sweep(log: Log, *, now_ms: int) -> int:
     """Remove what nobody needs any more; return how much.
 
     In a directory these are replaced and expired segments after file.delete.delay.ms, directories
     of deleted topics, stale staged files, and ended pins; in an object store, objects.
     """
-    return shelf_of(engine).tidy(now_ms=now_ms, whole=True)
+    return shelf_of(log).tidy(now_ms=now_ms, whole=True)

@@ -41,7 +41,7 @@ class CleanerThread:
 
     def __init__(
         self,
-        engine: Log,
+        log: Log,
         config: CleanerConfig | None = None,
         clock: Callable[[], int] = now_ms,
     ) -> None:
@@ -64,7 +64,7 @@ class CleanerThread:
         """The largest delay behind max.compaction.lag.ms at the last search for work."""
         self.last_look_ms: int | None = None
         """When a thread last searched for work (epoch ms)."""
-        self._engine = engine
+        self._log = log
         self._config = CleanerConfig() if config is None else config
         self._clock = clock
         self._throttler = Throttler(self._config.io_max_bytes_per_second)
@@ -150,7 +150,7 @@ class CleanerThread:
         try:
             stop.wait(wait_s)
             is_compacting = self._config.enable and self._config.threads > 0
-            root = self._engine.root  # an object store has no lock to hold
+            root = self._log.root  # an object store has no lock to hold
             is_announced = is_compacting and isinstance(root, Path)
             with announced(Path(root)) if is_announced else contextlib.nullcontext():
                 self._clean_until(stop)
@@ -187,7 +187,7 @@ class CleanerThread:
             now_ms = self._clock()
             if config.enable and self._config.threads > 0:
                 stats = clean_filthiest(
-                    self._engine,
+                    self._log,
                     now_ms=now_ms,
                     config=config,
                     check_abort=check_abort,
@@ -197,7 +197,7 @@ class CleanerThread:
                 )
             self._retain(now_ms, is_compacting=config.enable)
             if stats is None:
-                sweep(self._engine, now_ms=now_ms)
+                sweep(self._log, now_ms=now_ms)
                 return False
         except (KafkaLogError, OSError) as fault:
             self._count_failure()
@@ -247,7 +247,7 @@ class CleanerThread:
             if is_due:
                 self._all_retained_ms = now_ms
         for stats in retain(
-            self._engine,
+            self._log,
             now_ms=now_ms,
             is_skipped=lambda config: not (is_compacting if config.is_compacted else is_due),
         ):

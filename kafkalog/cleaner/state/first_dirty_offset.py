@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def heal_first_dirty_offsets(engine: DirectoryLog, *, now_ms: int) -> int:
+def heal_first_dirty_offsets(log: DirectoryLog, *, now_ms: int) -> int:
     """Correct wrong first dirty offsets of compacted partitions; return how many."""
-    if not any(_invalid(engine.state())):
+    if not any(_invalid(log.state())):
         return 0
-    with engine.transaction() as transaction:
+    with log.transaction() as transaction:
         found = list(_invalid(transaction.state))
         for topic, partition, state in found:
             offset = valid_first_dirty_offset(state)
@@ -40,7 +40,7 @@ def heal_first_dirty_offsets(engine: DirectoryLog, *, now_ms: int) -> int:
                 topic, partition, first_dirty_offset=offset, cleaning_offset=cleaned_to
             )
         if found:
-            write_cleaner_checkpoint(engine.root, transaction.publish(now_ms))
+            write_cleaner_checkpoint(log.root, transaction.publish(now_ms))
     return len(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from kafkalog.cli.terminal.control_characters import escaped
 
 _ROOT: Final = "kafkalog"
-_ENGINE: Final = "kafkalog.storage_engine.directory.directory_log"
+_LOG: Final = "kafkalog.storage_engine.directory.directory_log"
 _CLEANER: Final = "kafkalog.cleaner.schedule.partition_cleaner"
 _RETENTION: Final = "kafkalog.storage_engine.directory.retention"
 
@@ -44,7 +44,7 @@ class LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record or hold it back; one of an unexpected exception has its traceback."""
-        is_consequence = record.name in (_ENGINE, _CLEANER, _RETENTION) and not record.exc_info
+        is_consequence = record.name in (_LOG, _CLEANER, _RETENTION) and not record.exc_info
         if is_consequence and self._holds_back:
             self._held.append(record)
         else:

@@ -1,4 +1,4 @@
-"""Addresses of log directories: the argument of the engine, and Spark's option `path`.
+"""Addresses of log directories: the argument of a log, and Spark's option `path`.
 
 Several log directories of one broker form one log. An address may therefore be a list of paths with
 commas between them, unless a directory has that very name.

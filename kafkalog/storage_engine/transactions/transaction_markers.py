@@ -278,5 +278,5 @@ def _kept(log: LogIdentity, markers: Markers) -> _Kept:
 
 
 known_markers: Final = MarkerCache()
-"""The cache of this process: Spark reuses its Python workers, and an engine reads repeatedly."""
+"""The cache of this process: Spark reuses its Python workers, and a log is read repeatedly."""
 os.register_at_fork(after_in_child=known_markers.clear)

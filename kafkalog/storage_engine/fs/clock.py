@@ -1,4 +1,4 @@
-"""The clock, and its only reader: in the storage engine, and in the cleaner, time is an argument."""
+"""The clock, and its only reader: in the storage engine and the cleaner, time is an argument."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def compare(ours: Side, peer: Side, numbers: Int64s, rounds: int, *, as_json: bo
         unit="s",
         peer_name="the same in a log directory",
         ratio_is=LESS,
-        target="<= 1.5",
+        target="<= 1.3",
         ours_mib=max(took.mib for took in ours.found),
         peer_mib=max(took.mib for took in peer.found),
     )

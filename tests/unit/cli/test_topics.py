@@ -199,7 +199,10 @@ def test_a_lost_partition_is_not_cleaned_and_is_told_once(
 
 
 def test_only_what_nobody_expects_is_logged_with_a_traceback(
-    root: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kafkalog: Command,
+    root: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import kafkalog as library
     from kafkalog.cleaner.schedule import partition_cleaner
@@ -209,6 +212,7 @@ def test_only_what_nobody_expects_is_logged_with_a_traceback(
             raise fault
 
         caplog.clear()
+        append(kafkalog, root)
         monkeypatch.setattr(partition_cleaner, "clean_round", refuse)
         with library.open(root) as log:
             assert log.clean("t", force=True)[0].error is not None

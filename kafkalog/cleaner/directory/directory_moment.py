@@ -38,11 +38,14 @@ class DirectoryMoment(Moment):
     """The state and the pins at one time, and what the files say after it."""
 
     def __init__(self, log: DirectoryLog, now_ms: int) -> None:
-        """Load the state, and the pins."""
+        """Load the state."""
         super().__init__(str(log.root), log.state(), now_ms)
         self.log: Final = log
-        self._pins = LivePins(log.root, now_ms)
         self._segments: dict[tuple[str, int], Sequence[SegmentFiles]] = {}
+
+    @cached_property
+    def _pins(self) -> LivePins:
+        return LivePins(self.log.root, self.now_ms)
 
     @cached_property
     def owner(self) -> str:

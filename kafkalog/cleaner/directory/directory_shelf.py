@@ -26,7 +26,7 @@ from kafkalog.cleaner.state.uncleanable import (
 from kafkalog.errors import KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.directory.pins import sweep_pins
 from kafkalog.storage_engine.directory.retention import apply_retention
-from kafkalog.storage_engine.directory.topic_deletion import finish_deletions
+from kafkalog.storage_engine.directory.topic_deletion import try_deletions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -130,7 +130,7 @@ class DirectoryShelf:
                 directory = self.log.partition_directory(name, partition)
                 with files.ignoring():
                     count += sweep_deleted(directory, older_than_ms=delay_ms, now_ms=now_ms)
-        finish_deletions(self.log, now_ms=now_ms)
+        try_deletions(self.log, now_ms=now_ms)
         return count
 
 

@@ -64,7 +64,8 @@ def _part(segment: SegmentFiles) -> Part:
     def first_timestamp() -> int:
         with files.open_stream(segment.log) as file:
             header = header_at(FileBytes(file.fileno()), 0, segment.size)
-        return layout.NO_TIMESTAMP if header is None else header.max_timestamp
+        time_ms = layout.NO_TIMESTAMP if header is None else header.max_timestamp
+        return max(time_ms, layout.NO_TIMESTAMP)  # less would be one that nobody has recorded
 
     latest = partial(largest_timestamp, segment, segment.size)
     return Part(segment.base_offset, segment.size, latest, first_timestamp)

@@ -113,7 +113,7 @@ def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None
                     yield work
             except ObjectMissingError as fault:
                 if is_replaced(log, [name for name, _ in placed], fault):
-                    raise _lost(log, order) from fault
+                    raise _lost(log, order, state.log.topic(topic).topic_id) from fault
                 raise
 
 
@@ -309,7 +309,7 @@ class ObjectRound:
             raise
         log.discard_segments(outputs)  # those that were left out, or all
         if not is_done:
-            raise _lost(log, self.order)
+            raise _lost(log, self.order, self._topic_id)
         for group in self._finished:
             self.order.stats.records_removed += group.records_removed
             self.order.stats.bytes_removed += group.bytes_removed
@@ -412,10 +412,14 @@ class ObjectRound:
         return self._log.swap(replaced, outputs, now_ms=at_ms, work=draft_rest)
 
 
-def _lost(log: ObjectLog, order: RoundOrder) -> CleaningAborted:
+def _lost(log: ObjectLog, order: RoundOrder, topic_id: str) -> CleaningAborted:
     """Return the reason to give up a round that met changes of others."""
     known = log.known_state.log.topics.get(order.stats.topic)
-    if known is None or not TopicConfig.parse(known.config).is_compacted:
+    if (
+        known is None
+        or known.topic_id != topic_id
+        or not TopicConfig.parse(known.config).is_compacted
+    ):
         return CleaningAborted("the topic is gone, or no longer compacted")
     return LostRaceError("another process was quicker")
 

@@ -7,7 +7,7 @@ decides.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from kafkalog.cleaner.state.uncleanable import (
     mark_uncleanable,
     read_uncleanable,
 )
-from kafkalog.errors import KafkaLogError, UnknownTopicError
+from kafkalog.errors import CorruptLogError, KafkaLogError, UnknownTopicError
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import Cleaned
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
-    from kafkalog.storage_engine.object_store.store_state import StoreState
+    from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,15 @@ class ObjectShelf:
     def _failed(
         self, damaged: dict[str, KafkaLogError], topic: str | None, *, force: bool, now_ms: int
     ) -> Iterator[CleanerStats]:
-        """Mark the partitions that may be tried and have records in a damaged fresh object."""
+        """Mark the partitions that may be tried and have damaged records in a fresh object.
+
+        If the damage is in nobody's records, or the object is missing, they are all that have some.
+        """
         found: set[tuple[str, int]] = set()
         for name, fault in damaged.items():
             held = self.log.known_state.objects.get(name)
             topics = {one.topic_id: one for one in self.log.known_state.log.topics.values()}
-            for extent in () if held is None else held.extents:
+            for extent in () if held is None else _harmed(held.extents, fault):
                 known, number = topics.get(extent.topic_id), extent.partition
                 if known is None or (known.name, number) in found or not is_live(extent, topics):
                     continue
@@ -135,21 +138,31 @@ class ObjectShelf:
     def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
         """Commit the mark, unless the log is no longer what the cleaning failed on."""
         state = self._begun.get((topic, partition), self.log.known_state)
-        notes = ObjectMoment(self.log, state, now_ms).notes(topic, partition)
-        mark = mark_uncleanable(
-            notes,
-            fault_reason(fault),
-            state.log.topic(topic).config,
-            now_ms=now_ms,
-            is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
-        )
-        is_same = self.keep_notes(state, topic, partition, notes, now_ms=now_ms)
-        return mark.reason if is_same else None
+        reason = fault_reason(fault)
+        if isinstance(fault, OSError):
+            reason = f"{self.log.root}: {topic}-{partition}: temporary files here: {reason}"
 
-    def keep_notes(
-        self, state: StoreState, topic: str, partition: int, notes: StoredNotes, *, now_ms: int
+        def mark(notes: StoredNotes) -> None:
+            mark_uncleanable(
+                notes,
+                reason,
+                state.log.topic(topic).config,
+                now_ms=now_ms,
+                is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
+            )
+
+        return reason if self.change_notes(state, topic, partition, mark, now_ms=now_ms) else None
+
+    def change_notes(
+        self,
+        state: StoreState,
+        topic: str,
+        partition: int,
+        change: Callable[[StoredNotes], None],
+        *,
+        now_ms: int,
     ) -> bool:
-        """Commit notes, and nothing else; return False if an object of `state` is gone."""
+        """Commit changed notes, and nothing else; return False if an object of `state` is gone."""
         topic_id = state.log.topic(topic).topic_id
         names = [name for name, _ in closed_extents(state, topic, partition)]
 
@@ -157,6 +170,8 @@ class ObjectShelf:
             if not is_as_it_was(draft, topic, topic_id, names):
                 return False
             offset = draft.topic(topic).partitions[partition].first_dirty_offset
+            notes = ObjectMoment(self.log, draft.store, now_ms).notes(topic, partition)
+            change(notes)
             draft.set_cleaned(topic_id, partition, Cleaned(offset, now_ms, notes.texts))
             return True
 
@@ -206,6 +221,12 @@ class _Turn:
         log, at_ms = self.shelf.log, order.time_ms()
         notes = ObjectMoment(log, log.known_state, at_ms).notes(self.topic, self.partition)
         if read_uncleanable(notes) is not None:
-            clear_uncleanable(notes)
-            state = log.known_state
-            self.shelf.keep_notes(state, self.topic, self.partition, notes, now_ms=at_ms)
+            self.shelf.change_notes(
+                log.known_state, self.topic, self.partition, clear_uncleanable, now_ms=at_ms
+            )
+
+
+def _harmed(extents: Sequence[Extent], fault: KafkaLogError) -> Sequence[Extent]:
+    """Return the extents of an object in which a fault is; all of them if it is in none."""
+    at = fault.position if isinstance(fault, CorruptLogError) else -1
+    return [each for each in extents if each.position <= at < each.position + each.size] or extents

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
@@ -20,7 +20,8 @@ from kafkalog.cleaner.rewrite.round import clean_round
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError, RoundOrder
 from kafkalog.cleaner.state.stats import CleanerStats
-from kafkalog.errors import CommitInDoubtError, KafkaLogError, LockedByBrokerError
+from kafkalog.cleaner.state.uncleanable import read_uncleanable
+from kafkalog.errors import KafkaLogError, LockedByBrokerError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
@@ -67,8 +68,8 @@ class PartitionCleaner:
 
         Nothing is done if another cleaner has it (unless `waits`), if it is paused, or, without
         `force`, no longer due. With `force` its active segment is closed first. The result's
-        `error` has the reason of a failure. Raises LockedByBrokerError, CommitInDoubtError with
-        `force`, and StorageError if a store refuses even the mark.
+        `error` has the reason of a failure. Raises LockedByBrokerError, and StorageError if a store
+        refuses even the mark.
         """
         topic_id = self.shelf.topic_id(topic, partition)
         if topic_id is None:
@@ -82,15 +83,12 @@ class PartitionCleaner:
             self.on_aborted(stats)
         except LockedByBrokerError:
             raise
-        except CommitInDoubtError as fault:  # the next cleaner finds out
-            if force:
-                raise
-            _log.warning("%s-%d: %s", topic, partition, fault)
-            stats.error = str(fault)
         except Exception as fault:  # the lock failed, or the topic is gone
             files.pass_on(fault)
             if self.shelf.topic_id(topic, partition) != topic_id:
                 return None
+            if pace.is_marking:
+                raise
             stats.error = self._mark(topic, partition, fault)
         finally:
             pace.count()
@@ -103,7 +101,7 @@ class PartitionCleaner:
             shelf.turn(
                 stats.topic, stats.partition, now_ms=now_ms, force=force, waits=self.waits
             ) as turn,
-            self._marking_faults(stats, topic_id),
+            self._marking_faults(pace, topic_id),
         ):
             if turn is None:
                 return
@@ -111,6 +109,8 @@ class PartitionCleaner:
             if first_dirty is None:
                 return
             stats.start_offset = stats.end_offset = first_dirty
+            moment = shelf.moment(now_ms)
+            is_retry = read_uncleanable(moment.notes(stats.topic, stats.partition)) is not None
             while True:
                 order = RoundOrder(
                     now_ms=self._now_ms(),
@@ -120,9 +120,10 @@ class PartitionCleaner:
                     time_ms=self._now_ms,
                     ended_ms=pace.ended_ms,
                     is_forced=force,
-                    only_if_due=not force and not stats.rounds,
+                    only_if_due=not force and not stats.rounds and not is_retry,
                     erased=self.erased,
                 )
+                before = replace(stats)
                 try:
                     with turn.round(order) as work:
                         if work is not None:
@@ -131,8 +132,9 @@ class PartitionCleaner:
                     if not self.waits:
                         raise
                     _log.info("%s-%d: again, as %s", stats.topic, stats.partition, fault)
+                    pace.go_back(before)
                     continue
-                if work is None and not force and not stats.rounds:
+                if work is None and not force and not stats.rounds and not is_retry:
                     return  # another cleaner was quicker
                 if work is not None and not stats.compaction_delay_ms:
                     stats.compaction_delay_ms = work.plan.compaction_delay_ms
@@ -144,16 +146,18 @@ class PartitionCleaner:
         return self.now_ms if self.clock is None else self.clock()
 
     @contextlib.contextmanager
-    def _marking_faults(self, stats: CleanerStats, topic_id: str) -> Iterator[None]:
+    def _marking_faults(self, pace: _Pace, topic_id: str) -> Iterator[None]:
         """Mark the partition after any error, in its turn: no other cleaner shall repeat it."""
         try:
             yield
-        except (CleaningAborted, CommitInDoubtError, LockedByBrokerError):
+        except (CleaningAborted, LockedByBrokerError):
             raise
         except Exception as fault:  # no error may stop the other partitions
             files.pass_on(fault)
+            stats = pace.stats
             if self.shelf.topic_id(stats.topic, stats.partition) != topic_id:
                 raise
+            pace.is_marking = True
             stats.error = self._mark(stats.topic, stats.partition, fault)
 
     def _mark(self, topic: str, partition: int, fault: Exception) -> str | None:
@@ -181,6 +185,8 @@ class _Pace:
     stats: CleanerStats
     started: float
     counted: int = 0
+    is_marking: bool = False
+    """Whether a fault is to be noted in the partition's mark."""
 
     def check(self) -> None:
         self._abort_if_asked()
@@ -194,6 +200,13 @@ class _Pace:
             moved = bytes_moved(self.stats)
             self.cleaner.throttler.count(moved - self.counted)
             self.counted = moved
+
+    def go_back(self, before: CleanerStats) -> None:
+        """Forget the figures of a round that is made again; the bytes that it moved count."""
+        self.count()
+        for each in fields(before):
+            setattr(self.stats, each.name, getattr(before, each.name))
+        self.counted = bytes_moved(self.stats)
 
     def note_time(self) -> None:
         self.stats.elapsed_ms = (time.perf_counter() - self.started) * 1e3

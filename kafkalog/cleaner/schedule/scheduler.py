@@ -50,7 +50,7 @@ def _planned(
         if not may_be_tried(mark, known, moment.now_ms) or moment.is_paused(*place):
             continue
         try:
-            yield *place, moment.plan(*place)
+            yield *place, moment.plan(*place) if mark is None else None
         except Exception as fault:  # without a plan the cleaning would fail too (C38)
             files.pass_on(fault)
             if moment.has_topic(known.name, known.topic_id):

@@ -199,6 +199,8 @@ class CleanerThread:
             if stats is None:
                 sweep(self._log, now_ms=now_ms)
                 return False
+        except CleaningAborted:
+            return False
         except (KafkaLogError, OSError) as fault:
             self._count_failure()
             _log.warning("the cleaner continues after an error: %s", fault)

@@ -50,11 +50,11 @@ class DirectoryNotes:
 
     def read(self, name: str) -> bytes | str | None:
         """Return a note, or what this process remembers of one; None for none. Raises OSError."""
-        if _unwritten and (key := self._key(name)) in _unwritten:
-            text, signs = _unwritten[key]
+        if _unwritten and (held := _unwritten.get(key := self._key(name))) is not None:
+            text, signs = held
             if signs == self._signs():
                 return text
-            del _unwritten[key]  # another process has cleaned or marked the partition
+            _unwritten.pop(key, None)  # another process has cleaned or marked the partition
         try:
             return files.read_file(self.directory / name)
         except (FileNotFoundError, NotADirectoryError):

@@ -549,6 +549,43 @@ def test_a_damaged_fresh_object_stays_and_is_the_error_of_its_partition(log: Obj
     assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
 
 
+@pytest.mark.parametrize("harmed", [0, 1])
+def test_damage_in_a_fresh_object_is_the_error_of_the_partition_whose_records_it_hits(
+    log: ObjectLog, harmed: int
+) -> None:
+    log.create_topic("t", 2)
+    fill(log, 2)
+    name = sorted(log.store_state().objects)[1]
+    (extent,) = (e for e in log.store_state().objects[name].extents if e.partition == harmed)
+    found = log.client.get(name)
+    assert found is not None
+    data = bytearray(found.data)
+    data[extent.position + extent.size - 3] ^= 1
+    log.client.put_unique(name, bytes(data))
+    errors = [(stats.partition, stats.error is None) for stats in run(log)]
+    assert (harmed, False) in errors and (1 - harmed, False) not in errors
+
+
+def test_a_round_that_is_made_again_counts_once(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 1, CHANGING)
+    fill(log)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
+    count = len(records(log)["t", 0])
+    answers = [False]
+    swap = log.swap
+
+    def second(*given: Any, **named: Any) -> bool:
+        return answers.pop() if answers else swap(*given, **named)
+
+    monkeypatch.setattr(log, "swap", second)
+    cleaner = PartitionCleaner(shelf=shelf_of(log), now_ms=NOW_MS, waits=True)
+    stats = cleaner.clean("t", 0, force=True, until_clean=True)
+    assert stats is not None and (stats.rounds, stats.records_read) == (1, count)
+
+
 def test_damage_of_a_topic_that_is_not_compacted_is_no_error_of_a_cleaning(log: ObjectLog) -> None:
     log.create_topic("t", 1, {"cleanup.policy": "delete"})
     fill(log, commits=1)
@@ -569,7 +606,7 @@ def test_retention_leaves_an_uncleanable_partition_alone(log: ObjectLog) -> None
 
 
 @pytest.mark.parametrize("is_forced", [False, True])
-def test_a_commit_in_doubt_is_told_and_marks_nothing(
+def test_a_commit_in_doubt_marks_its_partition_and_is_tried_again_later(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_forced: bool
 ) -> None:
     log.create_topic("t", 1, CHANGING)
@@ -582,13 +619,11 @@ def test_a_commit_in_doubt_is_told_and_marks_nothing(
 
     with monkeypatch.context() as patched:
         patched.setattr(log, "swap", in_doubt)
-        if is_forced:
-            with pytest.raises(CommitInDoubtError):
-                run(log)
-        else:
-            (told,) = manager.clean(log, now_ms=NOW_MS + DAY_MS)
-            assert told.error == "the commit is in doubt"
-    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is None
+        (told,) = manager.clean(log, force=is_forced, now_ms=NOW_MS)
+        assert told.error == "the commit is in doubt"
+        assert manager.clean(log, now_ms=NOW_MS + 1) == []
+    mark = read_uncleanable(moment_of(log, NOW_MS).notes("t", 0))
+    assert mark is not None and mark.reason == told.error
     assert [stats.error for stats in run(log)] == [None]
 
 

@@ -183,6 +183,15 @@ def test_a_corrupt_partition_becomes_uncleanable_and_the_others_are_cleaned(plac
     assert place.note(layout.UNCLEANABLE, "bad") is None
 
 
+def test_a_mark_is_tried_again_when_its_time_comes_though_nothing_is_due(place: Place) -> None:
+    filled(place, min_cleanable_dirty_ratio=1).log.clean(force=True, now_ms=1)
+    retry_at_ms = place.mark(now_ms=1)
+    assert place.log.clean(now_ms=retry_at_ms - 1) == []
+    assert place.status(retry_at_ms - 1).state == "uncleanable"
+    place.log.clean(now_ms=retry_at_ms)
+    assert place.status(retry_at_ms).state == "clean"
+
+
 def test_a_changed_config_or_force_tries_an_uncleanable_partition_again(place: Place) -> None:
     repair = filled(place).spoil(1)
     assert place.log.clean(now_ms=1_000)[0].error

@@ -411,7 +411,7 @@ def judge(
     is_cleaner_running: bool | None,
     now_ms: int,
 ) -> Verdict:
-    """Judge a plan beside what the cleaners of the partition have left, and what they do now."""
+    """Judge a plan by what the partition's cleaners have left, and by what they do now."""
     if not plan.config.is_compacted:
         return Verdict(plan, False, [_OWNERS.get(owner, Why.POLICY)], [], [])
     if owner in _OWNERS:

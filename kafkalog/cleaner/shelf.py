@@ -1,8 +1,8 @@
 """A log as the cleaner sees it, wherever it lies.
 
-What is due and why, what a cleaning does, and what `status` and `explain` say, is decided once. A
-directory and an object store differ in how a moment is read, how finished segments are published,
-and who takes turns. `directory` and `objects` say how; `shelves` knows which kind a log is.
+The cleaner decides once what is due and why, and what a cleaning does. A directory and an object
+store differ in how a moment is read, how finished segments are published, and who takes turns:
+`directory` and `objects` say how. `shelves` knows which kind a log is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PartitionNotes(Protocol):
 
     @property
     def place(self) -> str:
-        """Where they are, for messages."""
+        """Their place, for messages."""
 
     def read(self, name: str) -> str | bytes | None:
         """Return a note; None for none. Raises OSError."""

@@ -341,8 +341,9 @@ class KafkaLog:
         """Clean a topic, or all, in this thread, and return what each partition's cleaning did.
 
         Without `force` the call cleans what Kafka would clean now. With it the active segment is
-        rolled first, and everything committed is cleaned. Retention of the topics cleaned follows:
-        it takes segments wholly below the log start, and old ones of the policy compact,delete.
+        rolled first, and everything committed is cleaned. Retention follows, of every topic if none
+        is given: it takes segments wholly below the log start, and old ones of the policy delete.
+        So a call without a topic is one turn of the background cleaner.
         `progress` is called with the growing figures of the partition at work.
         A partition that cannot be cleaned has an `error` in its entry. Raises UnknownTopicError,
         and InvalidInputError for a topic that is not compacted. Kafka: LogCleaner.

@@ -1,8 +1,8 @@
 """Cleans what the background cleaner would clean now, or with --force everything.
 
---force rolls the active segment first. Retention is applied after the cleaning. The exit status is
-1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason. In an object
-store the fresh objects are regrouped first, with --force all of them.
+--force rolls the active segment first. Retention follows, of every topic if none is given. The exit
+status is 1 if a partition could not be cleaned; `kafkalog status` keeps showing the reason. In an
+object store the fresh objects are regrouped first, with --force all of them.
 """
 
 from __future__ import annotations

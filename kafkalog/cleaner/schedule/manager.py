@@ -98,7 +98,7 @@ def clean_and_retain(
     config: CleanerConfig = _DEFAULT,
     progress: Callable[[CleanerStats], None] = unwatched,
 ) -> list[CleanerStats]:
-    """Clean as `clean` does, then apply the retention of the topics cleaned.
+    """Clean as `clean` does, then apply the retention of the topic, or of every topic, and sweep.
 
     Without `now_ms` each round begins at the time of the clock. Raises what `check_cleanable` and
     `clean` raise.
@@ -114,7 +114,7 @@ def clean_and_retain(
         config=config,
         progress=progress,
     )
-    retain(log, topic, now_ms=at_ms)
+    retain(log, topic, now_ms=at_ms, is_skipped=lambda _: False)
     sweep(log, now_ms=at_ms)
     return results
 

@@ -134,9 +134,6 @@ class Place(LogBuilder):
     def turn(self, now_ms: int) -> Self:
         """Do what the background cleaner does: clean what is due, then apply retention."""
         self.log.clean(now_ms=now_ms)
-        for topic in self.log.topics():
-            if "compact" not in self.log.describe(topic).config["cleanup.policy"]:
-                self.engine.apply_retention(topic, now_ms=now_ms)
         return self
 
     def one_round(self, now_ms: int | None = None, *_: Any, **options: Any) -> Any:

@@ -279,5 +279,5 @@ class Shelf(Protocol):
     ) -> list[RetentionStats]:
         """Delete what the retention of a topic, or of all, does not keep."""
 
-    def tidy(self, *, now_ms: int, whole: bool) -> int:
-        """Remove what nobody needs any more, `whole` or what is cheap to find; return how many."""
+    def tidy(self, *, now_ms: int) -> int:
+        """Remove what nobody needs any more; return how many."""

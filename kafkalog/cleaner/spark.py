@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.schedule.manager import check_compacted, retain
+from kafkalog.cleaner.schedule.manager import check_compacted, retain, sweep
 from kafkalog.cleaner.schedule.manager import clean as clean_here
 from kafkalog.cleaner.schedule.scheduler import choose
 from kafkalog.cleaner.shelves import shelf_of
@@ -48,10 +48,10 @@ def clean(
 ) -> list[CleanerStats]:
     """Clean what is due in some or all compacted topics; with `force` all that may be cleaned.
 
-    The filthiest partitions come first. Each task has the whole memory budget of `config`. Then the
-    driver applies retention. `options` are those named `store.*`. Returns one entry per partition
-    that was cleaned or failed; its `error` has the reason. Raises InvalidInputError for a topic
-    that is not compacted, UnknownTopicError, LockedByBrokerError.
+    The filthiest partitions come first. Each task has the whole memory budget of `config`. Then
+    the driver applies retention, and sweeps. `options` are those named `store.*`. Returns one
+    entry per partition that was cleaned or failed; its `error` has the reason. Raises
+    InvalidInputError for a topic that is not compacted, UnknownTopicError, LockedByBrokerError.
     """
     with open_log(path, create=False, options=options) as log:
         names = _names(log, topics)
@@ -59,7 +59,8 @@ def clean(
         results, partitions = _chosen(shelf, names, force)
         results += _run(spark, shelf.place, partitions, force, config or CleanerConfig())
         for name in names:
-            retain(log, name, now_ms=now_ms())
+            retain(log, name, now_ms=now_ms(), is_skipped=lambda _: False)
+        sweep(log, now_ms=now_ms())
     return results
 
 

@@ -114,16 +114,14 @@ class DirectoryShelf:
         """Apply the retention of a topic, or of every topic; a fault stops one partition only."""
         return apply_retention(self.log, topic, now_ms=now_ms, is_skipped=is_skipped)
 
-    def tidy(self, *, now_ms: int, whole: bool) -> int:
-        """Remove stale staged files and ended pins; with `whole`, what was replaced or deleted."""
+    def tidy(self, *, now_ms: int) -> int:
+        """Remove stale staged files, ended pins, and what was replaced or deleted."""
         count = 0
         with files.ignoring():
             count += self.log.sweep_staged(now_ms=now_ms)
         with files.ignoring(KafkaLogError):
             # Readers renew pins by the system's clock, whatever time the caller gives.
             count += sweep_pins(self.log.root, clock.now_ms())
-        if not whole:
-            return count
         for name, topic in sorted(self.log.state().topics.items()):
             delay_ms = TopicConfig.parse(topic.config).file_delete_delay_ms
             for partition in topic.numbers():

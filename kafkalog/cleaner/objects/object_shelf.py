@@ -190,9 +190,9 @@ class ObjectShelf:
                     found += self.log.apply_retention(name, now_ms=now_ms, skips=skips)
         return found
 
-    def tidy(self, *, now_ms: int, whole: bool) -> int:
-        """Delete objects that nobody needs any more; none is cheap to find."""
-        return upkeep.sweep(self.log, now_ms=now_ms) if whole else 0
+    def tidy(self, *, now_ms: int) -> int:
+        """Delete objects that nobody needs any more."""
+        return upkeep.sweep(self.log, now_ms=now_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def clean(
 
     With `force` every partition is cleaned, whatever its dirty ratio: its active segment is rolled,
     then rounds follow until all is clean. Partitions that are paused, or held by another cleaner,
-    are skipped. Stale staged files and ended pins are removed. A `clock` gives each round its time;
+    are skipped. A `clock` gives each round its time;
     by default all rounds have `now_ms`. The callback `progress` receives the figures of the current
     partition.
 
@@ -85,7 +85,6 @@ def clean(
         if (name, number) not in failed:
             stats = cleaner.clean(name, number, force=force, until_clean=True)
             results += [] if stats is None else [stats]
-    shelf.tidy(now_ms=now_ms, whole=False)
     return results
 
 
@@ -204,4 +203,4 @@ def sweep(log: Log, *, now_ms: int) -> int:
     In a directory these are replaced and expired segments after file.delete.delay.ms, directories
     of deleted topics, stale staged files, and ended pins; in an object store, objects.
     """
-    return shelf_of(log).tidy(now_ms=now_ms, whole=True)
+    return shelf_of(log).tidy(now_ms=now_ms)

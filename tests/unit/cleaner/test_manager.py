@@ -15,7 +15,7 @@ import pytest
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
-from kafkalog.cleaner.schedule.manager import clean, retain
+from kafkalog.cleaner.schedule.manager import clean, retain, sweep
 from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -108,7 +108,7 @@ def test_staged_files_that_nobody_can_name_any_more_are_removed(tmp_path: Path) 
 
     now_ms = 100 * 86_400_000
     old, young = stage(8), stage(6)
-    clean(engine, now_ms=now_ms)
+    sweep(engine, now_ms=now_ms)
     assert (old.exists(), young.exists()) == (False, True)
     old = stage(8)
     thread = CleanerThread(engine, CleanerConfig(backoff_ms=10), clock=lambda: now_ms)

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.cleaner.state import notes
+from kafkalog.sink.upsert.delta import commits
+from kafkalog.storage_engine.directory import ended_pins, pin_file
+from kafkalog.storage_engine.format import layout
 from tests import ROOT
 
 DOCUMENTS = [
@@ -14,10 +18,12 @@ DOCUMENTS = [
     "ARCHITECTURE.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "docs/broker.md",
     "docs/by-example.md",
     "docs/command-line.md",
     "docs/compaction.md",
+    "docs/compatibility.md",
     "docs/dead-broker.md",
     "docs/deployment.md",
     "docs/cleaner.md",
@@ -78,3 +84,26 @@ def test_the_formats_example_is_what_is_written(tmp_path: Path) -> None:
         log.append("t", [(b"a", b"one"), (b"b", None)], now_ms=1_700_000_000_000)
     (written,) = (tmp_path / "t-0").glob("*.log")
     assert written.read_bytes().hex(" ") == " ".join(dump.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "version"),
+    [
+        ("`commit` in a directory", layout.JOURNAL_VERSION),
+        ("`kl-gaps`", layout.GAPS_VERSION),
+        ("`kl-<base>.keys`", layout.KEYS_VERSION),
+        ("`kl-pin-*`", pin_file._VERSION),
+        ("`kl-ended-pins`", int(ended_pins._HEADER.split()[1])),
+        ("`kl-delete-horizon`", notes.VERSION),
+        ("`kl-uncleanable`", notes.VERSION),
+        ("`kl-log`", layout.STORED_VERSION),
+        ("`data/*.mixed`", layout.MIXED_VERSION),
+        ("`*.side`", layout.SIDE_VERSION),
+        ("Delta", f"`{commits._FORMAT}`"),
+    ],
+)
+def test_the_page_has_the_version_of_each_format(file: str, version: int | str) -> None:
+    page = (ROOT / "docs" / "compatibility.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")] for line in page.splitlines()]
+    (found,) = (row[3] for row in rows if len(row) == 6 and row[2].startswith(file))
+    assert found == str(version)

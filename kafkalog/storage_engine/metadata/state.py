@@ -50,7 +50,7 @@ class PartitionState:
     """Offset in the name of the `.snapshot` file with the producers at the high watermark; -1: no
     file. Appends without producer ids do not change it."""
     listed_from: int = 0
-    """Below this offset a broker wrote the log, and its gaps are not listed."""
+    """Below this offset, gaps are not listed: a broker wrote it, or a build of before the lists."""
     swapped_at: int = 0
     """Number of the journal record that announced the last swap of cleaned segments. A changelog
     read at an earlier record may have had records that are gone."""
@@ -96,6 +96,8 @@ def check_leader_epoch(epoch: int) -> None:
 def _partition_state(values: Sequence[int]) -> PartitionState:
     found = PartitionState(*numbers(values[: len(_PARTITION_FIELDS)], _LEAST))
     check_leader_epoch(found.leader_epoch)
+    if len(values) <= _PARTITION_FIELDS.index("listed_from"):  # gaps were not listed yet
+        found = dataclasses.replace(found, listed_from=found.high_watermark)
     return found
 
 

@@ -288,7 +288,7 @@ def _place(topic_id: str, partition: int) -> str:
 def _extent(values: Sequence[Any]) -> Extent:
     topic_id, *given = values
     missing = len(_LEAST) - len(given)
-    if missing not in (0, len(_EARLY) - 1, len(_EARLY)):
+    if missing not in (0, 1, len(_EARLY) - 1, len(_EARLY)):
         raise ValueError(f"{values}: no extent")
     found = Extent(str(topic_id), *numbers((*given, *_EARLY[len(_EARLY) - missing :]), _LEAST))
     check_leader_epoch(found.leader_epoch)

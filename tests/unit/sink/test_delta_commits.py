@@ -54,6 +54,12 @@ def test_a_commit_of_a_build_that_recorded_no_key_is_refused_in_a_sentence() -> 
         last_commit(session, "t")
 
 
+def test_a_commit_of_an_unknown_format_is_refused_and_not_passed_over() -> None:
+    session: Any = History(COMMIT.to_json(), '{"format": "kafkalog/2"}', "by hand")
+    with pytest.raises(StorageError, match=r"^version 1: .* kafkalog/1, found kafkalog/2\)\."):
+        last_commit(session, "t")
+
+
 def test_an_upsert_with_another_key_than_the_last_commit_is_refused() -> None:
     upsert = DeltaUpsert("t", schema="region string, id int, n int", key="id")
     words = r"another key than the upsert's \(expected id, found region and id\)\. If .* drop the"

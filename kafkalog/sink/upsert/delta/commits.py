@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-_FORMAT = "kafkalog/1"
+_FORMATS, _FORMAT = "kafkalog/", "kafkalog/1"
 _ROWS_FIRST, _ROWS_FACTOR = 10, 10
 
 
@@ -96,10 +96,16 @@ def _of_metadata(text: str | None) -> dict[str, Any] | None:
         found = json.loads(text or "null")
     except ValueError:
         return None
-    return found if isinstance(found, dict) and found.get("format") == _FORMAT else None
+    is_ours = isinstance(found, dict) and str(found.get("format")).startswith(_FORMATS)
+    return found if is_ours else None
 
 
 def _commit(found: Mapping[str, Any], where: str) -> UpsertCommit:
+    if found["format"] != _FORMAT:
+        raise StorageError(
+            f"{where}: another release of kafkalog has committed it (expected the format "
+            f"{_FORMAT}, found {found['format']}). Install the newest release."
+        )
     try:
         positions = {query_id: Position(**each) for query_id, each in found["positions"].items()}
         return UpsertCommit(found["commit"], positions, tuple(found["key"]))

@@ -117,7 +117,7 @@ try:
                 return
 """,
         tests=(
-            "unit/cleaner/test_regressions.py::test_what_lies_behind_a_bad_batch_is_never_dropped",
+            "unit/rules/test_regressions.py::test_what_lies_behind_a_bad_batch_is_never_dropped",
         ),
         sign="assert None is not None",
     ),
@@ -163,7 +163,7 @@ try:
         records_before, bytes_before = rules.stats.left_out
 """,
         tests=(
-            "unit/cleaner/test_regressions.py::"
+            "unit/rules/test_regressions.py::"
             "test_a_transaction_over_many_segments_is_whole_or_gone",
         ),
         sign=r"assert \(5 in log.offsets\(\)\) ==",
@@ -175,7 +175,7 @@ try:
         before="return ~chunk.table.is_control & ~outcomes.is_aborted(chunk)",
         after="return ~outcomes.is_aborted(chunk)",
         tests=(
-            "unit/cleaner/test_regressions.py::"
+            "unit/rules/test_regressions.py::"
             "test_records_with_the_key_of_a_marker_and_markers_pass_each_other_by",
         ),
         sign=r"assert \(\{.*\}, True\) == \(\{.*: 0.*\}, True\)",

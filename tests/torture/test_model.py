@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from hypothesis import Phase
 from kafkalog.storage_engine.directory import commit
 from kafkalog.storage_engine.directory.appender import Appender
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.kept_appenders import Key
 from kafkalog.storage_engine.directory.transaction import Transaction
 from kafkalog.storage_engine.object_store.object_snapshot import ObjectSnapshot
 from tests.builders.batch_builder import ABORT, BatchBuilder, marker
@@ -46,15 +47,16 @@ def test_the_model_finds_a_batch_that_is_written_twice(monkeypatch: pytest.Monke
 def test_the_model_finds_a_commit_of_which_a_death_leaves_a_part(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    appender = Transaction.appender
-
-    def publish_each(self: Transaction, topic: str, number: int, now_ms: int) -> Appender:
+    def publish_each(
+        self: Transaction, keys: Sequence[Key], now_ms: int
+    ) -> Iterator[dict[Key, Appender]]:
         """Commit one partition after the other, as somebody who has no journal would."""
-        if self._appenders.known():
-            self.publish(now_ms)
-        return appender(self, topic, number, now_ms)
+        for key in keys:
+            if self._appenders.known():
+                self.publish(now_ms)
+            yield {key: self.appender(*key, now_ms)}
 
-    monkeypatch.setattr(Transaction, "appender", publish_each)
+    monkeypatch.setattr(Transaction, "appenders", publish_each)
     with pytest.raises(AssertionError, match=r"\[.*\], \[.*\]: \["):
         examples(1, 200, phases=GENERATE)
 

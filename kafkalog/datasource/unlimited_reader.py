@@ -34,7 +34,7 @@ class UnlimitedStreamReader(DataSourceStreamReader):
         """Return the start of a new query."""
         return self._reader.initialOffset()
 
-    def latestOffset(self) -> OffsetJson:  # type: ignore[override]
+    def latestOffset(self) -> OffsetJson:  # type: ignore[override]  # that of 4.2 takes two
         """Return the end of the next micro-batch; Spark runs it if it is not the last one's."""
         start = self._reader.initialOffset() if self._start is None else self._start
         self._start = self._reader.latestOffset(start, ReadAllAvailable())

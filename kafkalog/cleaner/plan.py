@@ -118,9 +118,6 @@ class Plan:
     its segment (ms); None if it holds nothing back."""
     has_closed_dirty: bool
     """Whether any dirty record is outside the active segment."""
-    is_ready: bool
-    """Whether any part of what a cleaning takes can be cleaned where it is: fresh objects of a
-    store cannot, before they are regrouped."""
 
     @property
     def dirty_ratio(self) -> float:
@@ -222,13 +219,11 @@ def plan_cleaning(
     horizon_ms: int | None,
     is_horizon_due: bool = False,
     is_awaited: bool = False,
-    fresh_from: int = layout.INT64_MAX,
 ) -> Plan:
     """Plan the cleaning of a partition; it ends below the pinned offset, which a reader needs.
 
     `parts` are the segments that reach above the log start, ascending, the active one last.
-    `horizon_ms` is the earliest delete horizon of the clean section, if that is known. Records
-    from `fresh_from` on cannot be cleaned where they are.
+    `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
     """
     first_dirty = valid_first_dirty_offset(state)
     active_base = state.active_base
@@ -276,7 +271,6 @@ def plan_cleaning(
         has_closed_dirty=any(
             each.size and end.base_offset > first_dirty for each, end in pairwise(parts)
         ),
-        is_ready=bool(bases) and bases[0] < min(end, fresh_from),
     )
 
 
@@ -314,12 +308,11 @@ def _compaction_delay_ms(cleanable: Sequence[Part], config: TopicConfig, now_ms:
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     latest_ms = now_ms - config.max_compaction_lag_ms
-    times = [part.first_timestamp() for part in cleanable]
-    firsts = [latest_ms - 1 if time < layout.NO_TIMESTAMP else time for time in times]
     known = [
-        first
-        for first, time in zip(firsts, times, strict=True)
-        if first > 0 or time < layout.NO_TIMESTAMP
+        latest_ms - 1 if time < layout.NO_TIMESTAMP else time
+        for part in cleanable
+        for time in [part.first_timestamp()]
+        if time > 0 or time < layout.NO_TIMESTAMP
     ]
     return max(0, latest_ms - min(known)) if known else 0
 
@@ -470,7 +463,7 @@ def schedule(plans: Iterable[tuple[str, int, Plan | None]]) -> Schedule:
     for topic, partition, plan in plans:
         if plan is None:
             order.append((1.0, topic, partition))
-        elif plan.is_ready:
+        else:
             found.max_dirty_ratio = max(found.max_dirty_ratio, plan.dirty_ratio)
             if plan.is_eligible:
                 delay_ms = max(found.max_compaction_delay_ms, plan.compaction_delay_ms)

@@ -17,6 +17,7 @@ from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, retain, sweep
 from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -83,7 +84,7 @@ def test_an_error_while_writing_leaves_the_log_as_it_was(
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
     assert dump(engine) == before
     assert engine.describe("t").partitions[0].cleaned_to == 0
-    assert [s.state for s in status(engine, 1)] == ["uncleanable"]
+    assert [s.state for s in status(moment_of(engine, 1))] == ["uncleanable"]
     monkeypatch.undo()
     assert clean(engine, now_ms=1_000 + MINUTE)[0].error is None
 
@@ -151,7 +152,7 @@ def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Pat
 
     assert clean(engine, now_ms=1, check_abort=stop) == []
     assert dump(engine) == before
-    assert [s.state for s in status(engine, 1)] == ["dirty"]
+    assert [s.state for s in status(moment_of(engine, 1))] == ["dirty"]
 
 
 # --- several cleaners ----------------------------------------------------------------------------
@@ -232,7 +233,7 @@ def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) ->
     release(tmp_path, now_ms=500)
     adopt(tmp_path, config={"t": {"cleanup.policy": "compact", **config}}, now_ms=500)
     engine = DirectoryLog(tmp_path)
-    assert status(engine, 500)[0].state == "dirty"
+    assert status(moment_of(engine, 500))[0].state == "dirty"
     assert [stats.error for stats in clean(engine, now_ms=500)] == [None]
     assert clean(engine, now_ms=600) == []
     assert [stats.error for stats in clean(engine, now_ms=5000)] == [None]

@@ -19,6 +19,7 @@ from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
@@ -56,13 +57,13 @@ def test_a_partition_that_fails_leaves_the_thread_and_the_others_alone(tmp_path:
     corrupt(engine, "bad")
     with running(engine) as thread:
         for i in range(3):
-            eventually(lambda: status(engine, 1_000)[1].state == "not due")
+            eventually(lambda: status(moment_of(engine, 1_000))[1].state == "not due")
             assert thread.is_alive
             for j in range(5):
                 engine.append("good", [("a", f"{i}"), ("b", f"{j}")], now_ms=1_000)
-        eventually(lambda: status(engine, 1_000)[1].state == "not due")
+        eventually(lambda: status(moment_of(engine, 1_000))[1].state == "not due")
         assert (thread.deaths, thread.failures) == (0, 1)
-    assert status(engine, 1_000)[0].state == "uncleanable"
+    assert status(moment_of(engine, 1_000))[0].state == "uncleanable"
 
 
 @pytest.mark.parametrize("fault", ["no directory", "no plan", "no segment"])
@@ -80,7 +81,7 @@ def test_a_partition_that_cannot_even_be_looked_at_does_not_end_the_thread(
         for path in directory.glob("*.log"):
             path.unlink()
     with running(engine) as thread:
-        eventually(lambda: status(engine, 1_000, topic="good")[0].state == "not due")
+        eventually(lambda: status(moment_of(engine, 1_000), topic="good")[0].state == "not due")
         assert thread.is_alive
         assert thread.deaths == 0
     assert offsets(dump(engine, "good")) == [6, 7, 8, 9]
@@ -96,7 +97,7 @@ def test_a_control_batch_without_a_record_does_not_end_the_thread(tmp_path: Path
         log.data(2 + i % 2)
     with running(log.engine) as thread:
         eventually(lambda: thread.cleanings > 0)
-        eventually(lambda: status(log.engine, 1_000)[0].state == "not due")
+        eventually(lambda: status(moment_of(log.engine, 1_000))[0].state == "not due")
         assert (thread.deaths, thread.failures) == (0, 0)
     data = [item for item in dump(log.engine) if not item.attributes & CONTROL]
     found = latest_values(records_of(data))
@@ -169,7 +170,7 @@ def test_a_changed_config_ends_the_quarantine(tmp_path: Path) -> None:
         repair()
         engine.alter_topic("t", {"max.message.bytes": "2000000"})
         eventually(lambda: thread.cleanings == 1)
-    assert [s.state for s in status(engine, 1_000)] == ["not due"]
+    assert [s.state for s in status(moment_of(engine, 1_000))] == ["not due"]
 
 
 # --- where the dirty section begins --------------------------------------------------------------

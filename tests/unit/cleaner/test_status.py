@@ -8,6 +8,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerStats
 from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,
@@ -40,9 +41,9 @@ def test_a_disk_that_takes_no_last_cleaning_costs_nothing_else(tmp_path: Path) -
 def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     engine.create_topic("u", 3)
-    assert [one.partition for one in status(engine, NOW, "u")] == [0, 1, 2]
+    assert [one.partition for one in status(moment_of(engine, NOW), "u")] == [0, 1, 2]
     with pytest.raises(UnknownTopicError):
-        status(engine, NOW, "v")
+        status(moment_of(engine, NOW), "v")
 
 
 def test_the_cleanings_before_the_last_are_remembered_up_to_a_number(tmp_path: Path) -> None:

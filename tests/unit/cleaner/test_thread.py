@@ -16,6 +16,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import thread as thread_module
 from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError
 from kafkalog.inspection.verify import log_size
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -87,7 +88,7 @@ def test_threads_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
     with running(engine, CleanerConfig(threads=4, backoff_ms=1)) as thread:
         for i in range(60):
             engine.append("a" if i % 2 else "b", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
-        eventually(lambda: all(s.state != "dirty" for s in status(engine, 1_000)))
+        eventually(lambda: all(s.state != "dirty" for s in status(moment_of(engine, 1_000))))
     assert (thread.failures, thread.deaths) == (0, 0)
     for topic, last in (("a", 59), ("b", 58)):
         found = latest_values(records_of(dump(engine, topic)))
@@ -343,15 +344,15 @@ def test_a_partition_whose_disk_takes_no_mark_does_not_stop_the_others(
         for _ in range(3):
             for i in range(4):
                 engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-            eventually(lambda: status(engine, 1_000)[1].state == "not due")
+            eventually(lambda: status(moment_of(engine, 1_000))[1].state == "not due")
         assert thread.failures == 1  # remembered by this process
-    bad, good = status(engine, 1_000)
+    bad, good = status(moment_of(engine, 1_000))
     assert (bad.state, good.state) == ("uncleanable", "not due")
     assert "checksum" in str(bad.reason)
     monkeypatch.undo()
     engine.delete_topic("bad", now_ms=1)  # a mark is of the directory, not of the name
     filled_again = filled(tmp_path, "bad")
-    assert [s.state for s in status(filled_again, 1_000)] == ["dirty", "not due"]
+    assert [s.state for s in status(moment_of(filled_again, 1_000))] == ["dirty", "not due"]
 
 
 def test_what_was_found_due_is_told(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ class _Turn:
     directory: Path
 
     def begin(self, *, force: bool, now_ms: int) -> int | None:
-        """Finish what a dead cleaner left, and with `force` close the active segment."""
+        """Finish what a dead cleaner left, and close the active segment if it is to be cleaned."""
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(name.endswith(leftovers) for name in files.list_names(self.directory)):
             with locks.SegmentsLock(self.directory).exclusive():
@@ -155,15 +155,20 @@ class _Turn:
         delay_ms = TopicConfig.parse(described.config).file_delete_delay_ms
         sweep_deleted(self.directory, older_than_ms=delay_ms, now_ms=now_ms)
         held = described.partitions[self.partition]
-        if force and held.active_size > 0:
-            with self.log.transaction() as transaction:
-                transaction.roll(self.topic, self.partition, now_ms)
-                transaction.publish(now_ms)
         if not force:
             mark = read_uncleanable(DirectoryNotes(self.directory))
             if not may_be_tried(mark, described, now_ms):
                 return None  # another cleaner has found it uncleanable
+        if held.active_size > 0 and (force or self._closes_active(now_ms)):
+            with self.log.transaction() as transaction:
+                if force or self._closes_active(now_ms):
+                    transaction.roll(self.topic, self.partition, now_ms)
+                    transaction.publish(now_ms)
         return held.first_dirty_offset
+
+    def _closes_active(self, now_ms: int) -> bool:
+        plan = DirectoryMoment(self.log, now_ms).plan(self.topic, self.partition)
+        return plan.closing_bytes > 0
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         return open_round(self.log, order)

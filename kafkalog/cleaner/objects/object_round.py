@@ -132,6 +132,7 @@ def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
         end=end,
         clean_bytes=sum(each.size for each in taken if each.base_offset < first_dirty),
         cleanable_bytes=sum(each.size for each in taken if each.next_offset > first_dirty),
+        closing_bytes=0,
     )
 
 

@@ -204,13 +204,33 @@ class _Turn:
     partition: int
 
     def begin(self, *, force: bool, now_ms: int) -> int | None:
-        """Return where the dirty section begins; active segments were closed in one commit."""
+        """Return where the dirty section begins.
+
+        With `force`, active segments were closed in one commit.
+        """
         moment = self.shelf.moment(now_ms)
         known = moment.state.topic(self.topic)
         mark = read_uncleanable(moment.notes(self.topic, self.partition))
         if not force and not may_be_tried(mark, known, now_ms):
             return None
+        if not force and moment.plan(self.topic, self.partition).closing_bytes:
+            self._close_active(known.topic_id, now_ms)
         return valid_first_dirty_offset(known.partitions[self.partition])
+
+    def _close_active(self, topic_id: str, now_ms: int) -> None:
+        """Close the active segment, if the plan still says so."""
+        log = self.shelf.log
+
+        def close(draft: StoreDraft) -> bool:
+            if not is_as_it_was(draft, self.topic, topic_id, ()):
+                return False
+            moment = ObjectMoment(log, draft.store, now_ms)
+            if not moment.plan(self.topic, self.partition).closing_bytes:
+                return False
+            draft.roll(self.topic, self.partition)
+            return True
+
+        log.change(close, now_ms=now_ms)
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         """Plan and begin a round."""

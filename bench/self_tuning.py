@@ -49,6 +49,8 @@ Draw = Callable[[np.random.Generator, int], Keys]
 
 @dataclass(frozen=True, slots=True)
 class History:
+    """Commits of drawn keys."""
+
     name: str
     keys: int
     commits: int
@@ -60,15 +62,19 @@ class History:
 
 
 def uniform(keys: int, rows: int) -> Draw:
+    """Draw each key as often."""
     return lambda rng, _: rng.integers(0, keys, rows)
 
 
 def zipf(keys: int, rows: int, exponent: float) -> Draw:
+    """Draw the n-th key n^-exponent as often as the first."""
     shares = np.cumsum(1 / np.arange(1, keys + 1) ** exponent)
     return lambda rng, _: np.searchsorted(shares / shares[-1], rng.random(rows)).astype(np.int64)
 
 
 def hot(keys: int, rows: int) -> Draw:
+    """Draw one of the first hundredth of the keys in 99 cases of 100."""
+
     def draw(rng: np.random.Generator, _: int) -> Keys:
         is_hot = rng.random(rows) < 0.99
         return np.where(is_hot, rng.integers(0, keys // 100, rows), rng.integers(0, keys, rows))
@@ -77,6 +83,7 @@ def hot(keys: int, rows: int) -> Draw:
 
 
 def growing(rows: int) -> Draw:
+    """Draw each key once."""
     return lambda _, number: np.arange(number * rows, (number + 1) * rows)
 
 
@@ -99,10 +106,12 @@ class Occupied:
         self._engine: Any = log._log
         self._partitions = range(partitions)
 
-    def bytes(self) -> Keys:
+    def sizes(self) -> Keys:
+        """Return the bytes of batches of each partition."""
         return np.array([sum(size for size in self._sizes(p)) for p in self._partitions])
 
     def segments(self) -> int:
+        """Return the most segments of a partition that have records."""
         return max(sum(size > 0 for size in self._sizes(p)) for p in self._partitions)
 
     def _sizes(self, partition: int) -> list[int]:
@@ -117,6 +126,8 @@ class Occupied:
 
 @dataclass(slots=True)
 class Found:
+    """What a history has shown."""
+
     peak: float = 0.0
     """The most bytes of a partition less the room, over its live bytes."""
     share: float = 0.0
@@ -128,6 +139,7 @@ class Found:
     cpu_s: float = 0.0
 
     def is_bad(self) -> bool:
+        """Return whether a bound is broken."""
         return (
             self.peak > MOST_LIVE
             or self.written > MOST_WRITTEN * self.appended
@@ -146,7 +158,7 @@ def measured(history: History, partitions: int, where: str) -> Found:
     with kafkalog.open(where) as log:
         log.create_topic("t", partitions, now_ms=now_ms)
         occupied = Occupied(log, partitions)
-        before = occupied.bytes()
+        before = occupied.sizes()
         for number in range(-history.is_loaded, history.commits):
             drawn = np.arange(history.keys) if number < 0 else history.draw(rng, number)
             chosen = rng.integers(0, 64, len(drawn))
@@ -160,7 +172,7 @@ def measured(history: History, partitions: int, where: str) -> Found:
             log.append("t", pa.table(columns), now_ms=now_ms)
             sizes[drawn] = KEY_SIZE + OVERHEAD + np.where(chosen < 64, VALUE_SIZE, 0)
             live = np.bincount(places, sizes, partitions)
-            taken = occupied.bytes()
+            taken = occupied.sizes()
             found.appended += int((taken - before).sum())
             started, most = time.process_time(), taken.copy()
             for stats in log.clean(now_ms=now_ms):
@@ -170,7 +182,7 @@ def measured(history: History, partitions: int, where: str) -> Found:
                 found.written += stats.bytes_written
                 found.cleanings += 1
             found.cpu_s += time.process_time() - started
-            before = occupied.bytes()
+            before = occupied.sizes()
             note(found, most[is_cleaned], live[is_cleaned], occupied.segments())
     return found
 
@@ -192,14 +204,20 @@ def main() -> None:
     options = parser.parse_args()
     if options.floor is not None:
         plan.CLOSING_LEAST = plan.CLOSING_MOST = options.floor  # type: ignore[misc]
-    print("| history | partitions | where | peak / live | written / appended | segments | cleanings | cpu s |")
+    print(
+        "| history | partitions | where | peak / live | written / appended | segments | cleanings | cpu s |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     broken = 0
     for history in histories(20 if options.quick else 1):
         for partitions in options.partitions:
             for kind in ("directory", "store"):
                 directory = Path(tempfile.mkdtemp())
-                where = str(directory / "log") if kind == "directory" else f"memory://bench/{directory.name}"
+                where = (
+                    str(directory / "log")
+                    if kind == "directory"
+                    else f"memory://bench/{directory.name}"
+                )
                 found = measured(history, partitions, where)
                 shutil.rmtree(directory)
                 broken += found.is_bad()

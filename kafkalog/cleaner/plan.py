@@ -124,9 +124,6 @@ class Plan:
     its segment (ms); None if it holds nothing back."""
     has_closed_dirty: bool
     """Whether any dirty record is outside the active segment."""
-    is_ready: bool
-    """Whether any part of what a cleaning takes can be cleaned where it is: fresh objects of a
-    store cannot, before they are regrouped."""
     closing_bytes: int = 0
     """The bytes of the active segment, if the cleaner closes it first; else 0."""
 
@@ -239,15 +236,14 @@ def plan_cleaning(
     horizon_ms: int | None,
     is_horizon_due: bool = False,
     is_awaited: bool = False,
-    fresh_from: int = layout.INT64_MAX,
     closing_min: Callable[[], int] | None = None,
 ) -> Plan:
     """Plan the cleaning of a partition; it ends below the pinned offset, which a reader needs.
 
     `parts` are the segments that reach above the log start, ascending, the active one last.
-    `horizon_ms` is the earliest delete horizon of the clean section, if that is known. Records
-    from `fresh_from` on cannot be cleaned where they are. `closing_min` returns the least bytes for
-    which the cleaner closes the active segment; without it, it closes none.
+    `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
+    `closing_min` returns the least bytes for which the cleaner closes the active segment; without
+    it, it closes none.
     """
     first_dirty = valid_first_dirty_offset(state)
     active_base = state.active_base
@@ -277,12 +273,19 @@ def plan_cleaning(
     cleanable_bytes = sum(part.size for part in cleanable)
     closing_bytes = 0
     if closing_min is not None and config.closes_by_itself and uncleanable >= active_base:
-        held_from = min(state.last_stable_offset, pinned[0])
-        free = _free_bytes(parts[-1:], config, state, first_dirty, held_from, now_ms)
-        is_due = _ratio(cleanable_bytes + free, clean_bytes) > config.min_cleanable_dirty_ratio
+        free = _free_bytes(
+            parts[-1:],
+            config,
+            state,
+            first_dirty=first_dirty,
+            held_from=min(state.last_stable_offset, pinned[0]),
+            now_ms=now_ms,
+        )
+        without, counted = (_ratio(cleanable_bytes + n, clean_bytes) for n in (0, free))
+        # Where it is due without, closed segments wait, for a retry perhaps: one more is no help.
+        is_due = without <= config.min_cleanable_dirty_ratio < counted
         if is_due and free >= CLOSING_LEAST and (free >= CLOSING_MOST or free >= closing_min()):
             closing_bytes = state.active_size
-    dirty_end = state.high_watermark if closing_bytes else end
     return Plan(
         topic=topic,
         partition=partition,
@@ -303,7 +306,6 @@ def plan_cleaning(
         has_closed_dirty=any(
             each.size and end.base_offset > first_dirty for each, end in pairwise(parts)
         ),
-        is_ready=bool(bases) and bases[0] < min(dirty_end, fresh_from),
         closing_bytes=closing_bytes,
     )
 
@@ -311,16 +313,17 @@ def plan_cleaning(
 def closing_min(log_bytes: int, partitions: int) -> int:
     """Return the least bytes for which the cleaner closes an active segment of a log.
 
-    They are half of what a partition of the log has on average: less saves no room that counts,
-    and costs a cleaning. They are at least CLOSING_LEAST and at most CLOSING_MOST.
+    They are an eighth of what a partition of the log has on average: less saves no room that
+    counts, and costs a cleaning. They are at least CLOSING_LEAST and at most CLOSING_MOST.
     """
-    return min(max(log_bytes // (2 * max(partitions, 1)), CLOSING_LEAST), CLOSING_MOST)
+    return min(max(log_bytes // (8 * max(partitions, 1)), CLOSING_LEAST), CLOSING_MOST)
 
 
 def _free_bytes(
     active: Sequence[Part],
     config: TopicConfig,
     state: PartitionState,
+    *,
     first_dirty: int,
     held_from: int,
     now_ms: int,
@@ -382,12 +385,11 @@ def _compaction_delay_ms(cleanable: Sequence[Part], config: TopicConfig, now_ms:
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     latest_ms = now_ms - config.max_compaction_lag_ms
-    times = [part.first_timestamp() for part in cleanable]
-    firsts = [latest_ms - 1 if time < layout.NO_TIMESTAMP else time for time in times]
     known = [
-        first
-        for first, time in zip(firsts, times, strict=True)
-        if first > 0 or time < layout.NO_TIMESTAMP
+        latest_ms - 1 if time < layout.NO_TIMESTAMP else time
+        for part in cleanable
+        for time in [part.first_timestamp()]
+        if time > 0 or time < layout.NO_TIMESTAMP
     ]
     return max(0, latest_ms - min(known)) if known else 0
 
@@ -538,7 +540,7 @@ def schedule(plans: Iterable[tuple[str, int, Plan | None]]) -> Schedule:
     for topic, partition, plan in plans:
         if plan is None:
             order.append((1.0, topic, partition))
-        elif plan.is_ready:
+        else:
             found.max_dirty_ratio = max(found.max_dirty_ratio, plan.dirty_ratio)
             if plan.is_eligible:
                 delay_ms = max(found.max_compaction_delay_ms, plan.compaction_delay_ms)

@@ -101,11 +101,6 @@ class ObjectMoment(Moment):
         held = recorded(self.store, known, partition)
         first_dirty = valid_first_dirty_offset(held)
         clean_to = min(first_dirty, held.active_base)
-        fresh = (
-            extent.base_offset
-            for name, extent in live_extents(self.store, topic, partition)
-            if not layout.is_stored_segment(name)
-        )
         return plan_cleaning(
             topic,
             partition,
@@ -116,7 +111,6 @@ class ObjectMoment(Moment):
             total_bytes=sum(each.size for each in segments),
             now_ms=self.now_ms,
             horizon_ms=read_delete_horizon(self.notes(topic, partition), first_dirty),
-            fresh_from=next(fresh, layout.INT64_MAX),
             closing_min=lambda: self.closing_min,
         )
 

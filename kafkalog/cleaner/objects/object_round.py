@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.key_index import key_filter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnapshot
-from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
 from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError
@@ -73,15 +74,8 @@ _WRITES: Final = 2
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
     """Return the segment objects from the log start to the first fresh extent, ascending."""
-    known = state.log.topic(topic)
-    start = known.partitions[partition].log_start_offset
-    found: list[PlacedExtent] = []
-    for placed in state.extents(known.topic_id, partition):
-        if not layout.is_stored_segment(placed.object_name):
-            break
-        if placed.extent.next_offset > start:
-            found.append(placed)
-    return found
+    extents = live_extents(state, topic, partition)
+    return [*takewhile(lambda each: layout.is_stored_segment(each.object_name), extents)]
 
 
 @contextlib.contextmanager

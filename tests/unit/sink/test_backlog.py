@@ -11,6 +11,7 @@ import kafkalog
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.neglect import dirty_partitions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
@@ -33,9 +34,9 @@ def test_closed_segments_past_the_ratio_are_dirty() -> None:
     active_only = partition(active_base=0)
     truncated = partition(active_base=100, log_start_offset=100)
     held_back = partition(active_base=100, first_dirty_offset=40, last_stable_offset=70)
-    found = backlog.dirty_partitions(topic(clean, dirty, active_only, truncated, held_back))
+    found = dirty_partitions(topic(clean, dirty, active_only, truncated, held_back))
     assert found == [1]
-    assert backlog.dirty_partitions(topic(dirty, policy="delete")) == []
+    assert dirty_partitions(topic(dirty, policy="delete")) == []
 
 
 class Stream:

@@ -1,6 +1,6 @@
 """Bounds of a compacted topic without any config, with a turn of the cleaner after each commit.
 
-    python -m bench.self_tuning [--quick] [--partitions N ...] [--floor BYTES]
+    python -m bench.self_tuning [--scale N] [--partitions N ...] [--floor BYTES]
 
 Each line is a history of commits, in a directory and in an object store, with 1, 12 and 50
 partitions. It shows the most that a partition takes over its live bytes (the latest record of each
@@ -198,18 +198,17 @@ def note(found: Found, most: Keys, live: npt.NDArray[np.float64], segments: int)
 def main() -> None:
     """Print the table; exit with 1 if a bound is broken."""
     parser = argparse.ArgumentParser(prog="python -m bench.self_tuning", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a twentieth of the rows")
+    parser.add_argument("--scale", type=int, default=1, help="divides the rows of each commit")
     parser.add_argument("--partitions", type=int, nargs="+", default=[1, 12, 50])
     parser.add_argument("--floor", type=int, help="bytes")
     options = parser.parse_args()
     if options.floor is not None:
         plan.CLOSING_LEAST = plan.CLOSING_MOST = options.floor  # type: ignore[misc]
-    print(
-        "| history | partitions | where | peak / live | written / appended | segments | cleanings | cpu s |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
+    names = "history partitions where peak/live written/appended segments cleanings CPU-s"
+    print("|", " | ".join(names.split()), "|")
+    print("|---" * 8 + "|")
     broken = 0
-    for history in histories(20 if options.quick else 1):
+    for history in histories(options.scale):
         for partitions in options.partitions:
             for kind in ("directory", "store"):
                 directory = Path(tempfile.mkdtemp())

@@ -224,7 +224,7 @@ class Turn(Protocol):
     """One cleaner's turn at one partition, which no other cleaner takes meanwhile."""
 
     def begin(self, *, force: bool, now_ms: int) -> None:
-        """Finish what a dead cleaner left; with `force`, or by the plan, close the active segment."""
+        """Finish what a dead cleaner left; close the active segment by the plan, or `force`."""
 
     def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
         """Plan and begin a round; None if there is none to make."""

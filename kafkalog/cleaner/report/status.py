@@ -55,6 +55,8 @@ class PartitionStatus:
     closed_by: str = "writer"
     """Who closes the active segment: `writer`, at segment.bytes and segment.ms, or also the
     `cleaner`, if a compacted topic sets no segment.bytes."""
+    deletions_gone_to: int = 0
+    """Who has followed the log up to a lower offset only may have missed a deletion."""
 
 
 def status(log: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
@@ -104,6 +106,7 @@ def _readable(partition: int, at: Judged) -> PartitionStatus:
         compaction_delay_ms=plan.compaction_delay_ms,
         last_cleaning=at.last,
         closed_by=_closed_by(known),
+        deletions_gone_to=plan.state.deletions_gone_to,
     )
 
 
@@ -129,4 +132,5 @@ def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception)
         reason=fault_reason(fault),
         last_stable_offset=state.last_stable_offset,
         closed_by=_closed_by(known),
+        deletions_gone_to=state.deletions_gone_to,
     )

@@ -51,8 +51,8 @@ def neglect(log: ReadableDirectory, topic: str, now_ms: int) -> str | None:
         closes = " (no segment.bytes set: the cleaner closes segments)"
     return (
         f"topic {topic} at {log.root} is dirty past its min.cleanable.dirty.ratio and no cleaner "
-        f"is at work{closes}; keep the log open with kafkalog.open(path, cleaner=True), or call its "
-        f"clean({topic!r})"
+        f"is at work{closes}; keep the log open with kafkalog.open(path, cleaner=True), or call "
+        f"its clean({topic!r})"
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,9 @@ import pytest
 from kafkalog.cleaner.plan import CLOSING_LEAST
 from kafkalog.errors import CommitInDoubtError, KafkaLogError
 from kafkalog.storage_engine.fs import file_system
-from kafkalog.storage_engine.fs.file_system import FileSystem
 from kafkalog.storage_engine.object_store import object_log
 from tests.builders.log_builder import NOW_MS
-from tests.unit.rules.acts import KAFKAS, Written
+from tests.unit.rules.acts import KAFKAS, Dead, Written
 from tests.unit.rules.places import DIRECTORY, HOUR_MS, OBJECTS, Place, new_place
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 
@@ -137,42 +135,6 @@ def test_a_partition_that_waits_for_a_retry_gets_no_more_segments(place: Place) 
         repair()
         place.turn(LATER_MS + 3 * HOUR_MS)
         assert place.turn(LATER_MS + 3 * HOUR_MS).latest_offsets() == [*range(280, 300)]
-
-
-class Dead(FileSystem):
-    """From the n-th change on, the disk of a process that is dead changes no more."""
-
-    def __init__(self, lives: int) -> None:
-        self.lives = lives
-
-    def _change(self) -> None:
-        self.lives -= 1
-        if self.lives < 0:
-            raise OSError(errno.EIO, "dead")
-
-    def pwrite(self, fd: int, data: Any, position: int) -> int:
-        self._change()
-        return super().pwrite(fd, data, position)
-
-    def ftruncate(self, fd: int, size: int) -> None:
-        self._change()
-        super().ftruncate(fd, size)
-
-    def replace(self, source: Any, target: Any) -> None:
-        self._change()
-        super().replace(source, target)
-
-    def unlink(self, path: Any) -> None:
-        self._change()
-        super().unlink(path)
-
-    def fsync(self, fd: int) -> None:
-        self._change()
-        super().fsync(fd)
-
-    def fdatasync(self, fd: int) -> None:
-        self._change()
-        super().fdatasync(fd)
 
 
 def survives(place: Place) -> None:

@@ -102,6 +102,11 @@ class Moment(ABC):
         known = self.state.topics.get(name)
         return known is not None and known.topic_id == topic_id
 
+    @property
+    @abstractmethod
+    def closing_min(self) -> int:
+        """The least bytes for which the cleaner closes an active segment (`plan.closing_min`)."""
+
     def plan(self, topic: str, partition: int) -> Plan:
         """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
         made = self._made.get((topic, partition))
@@ -238,7 +243,7 @@ class Turn(Protocol):
     """One cleaner's turn at one partition, which no other cleaner takes meanwhile."""
 
     def begin(self, *, force: bool, now_ms: int) -> None:
-        """Finish what a dead cleaner left, and with `force` close the active segment."""
+        """Finish what a dead cleaner left; close the active segment by the plan, or `force`."""
 
     def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
         """Plan and begin a round; None if there is none to make."""

@@ -138,7 +138,7 @@ class _Turn:
     directory: Path
 
     def begin(self, *, force: bool, now_ms: int) -> None:
-        """Finish what a dead cleaner left, and with `force` close the active segment."""
+        """Finish what a dead cleaner left; close the active segment if it is to be cleaned."""
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(name.endswith(leftovers) for name in files.list_names(self.directory)):
             with locks.SegmentsLock(self.directory).exclusive():
@@ -150,10 +150,17 @@ class _Turn:
         described = self.log.describe(self.topic)
         delay_ms = TopicConfig.parse(described.config).file_delete_delay_ms
         sweep_deleted(self.directory, older_than_ms=delay_ms, now_ms=now_ms)
-        if force and described.partitions[self.partition].active_size > 0:
+        if described.partitions[self.partition].active_size == 0:
+            return
+        if force or self._closes_active(now_ms):
             with self.log.transaction() as transaction:
-                transaction.roll(self.topic, self.partition, now_ms)
-                transaction.publish(now_ms)
+                if force or self._closes_active(now_ms):  # still
+                    transaction.roll(self.topic, self.partition, now_ms)
+                    transaction.publish(now_ms)
+
+    def _closes_active(self, now_ms: int) -> bool:
+        plan = DirectoryMoment(self.log, now_ms).plan(self.topic, self.partition)
+        return plan.closing_bytes > 0
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         return open_round(self.log, order)

@@ -127,6 +127,7 @@ def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
         end=end,
         clean_bytes=sum(each.size for each in taken if each.base_offset < first_dirty),
         cleanable_bytes=sum(each.size for each in taken if each.next_offset > first_dirty),
+        closing_bytes=0,
     )
 
 
@@ -379,11 +380,13 @@ class ObjectRound(Round):
                 draft, topic, self._topic_id, [each.name for each in self._by_base.values()]
             ):
                 return False
-            start = draft.topic(topic).partitions[partition].log_start_offset
-            clean_to = max(self.end, start)
+            held = draft.topic(topic).partitions[partition]
+            clean_to = max(self.end, held.log_start_offset)
             fields = {"first_dirty_offset": clean_to, "cleaning_offset": clean_to}
             if self._replaced:
                 fields["swapped_at"] = draft.state.number + 1
+                gone_to = max(held.deletions_gone_to, stats.deletions_gone_to)
+                fields["deletions_gone_to"] = gone_to
             draft.change_partition(topic, partition, **fields)
             notes = StoredNotes(self._log.root)
             write_delete_horizon(notes, clean_to, earliest_delete_horizon_ms)

@@ -192,7 +192,22 @@ class _Turn:
     partition: int
 
     def begin(self, *, force: bool, now_ms: int) -> None:
-        """Do nothing: there are no leftovers, and active segments were closed in one commit."""
+        """Close the active segment by the plan; with `force` that was done in one commit."""
+        plan = self.shelf.moment(now_ms).plan(self.topic, self.partition)
+        if not force and plan.closing_bytes:
+            self._close_active(now_ms)
+
+    def _close_active(self, now_ms: int) -> None:
+        """Close the active segment, if the plan of the newest state still says so."""
+        log, place = self.shelf.log, (self.topic, self.partition)
+        topic_id = self.shelf.topic_id(*place)
+
+        def close(draft: StoreDraft) -> None:
+            is_same = topic_id is not None and is_as_it_was(draft, self.topic, topic_id, ())
+            if is_same and ObjectMoment(log, draft.store, now_ms).plan(*place).closing_bytes:
+                draft.roll(*place)
+
+        log.change(close, now_ms=now_ms)
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         """Plan and begin a round by the last known state."""

@@ -1,0 +1,1 @@
+"""Values as columns: JSON, Avro, schema registries and change events."""

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from kafkalog.datasource.ktable import KTable
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
     from kafkalog.datasource.register import register
-    from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
     from kafkalog.sink.views.table_view import KTableView
     from kafkalog.storage_engine.copying.copy import CopiedPartition
+    from kafkalog.values.columns import value_columns
     from kafkalog.values.schema_registry import SchemaRegistry
 
     __compiled__: bool
@@ -64,7 +64,7 @@ _HOMES = {
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",
-    "value_columns": "datasource.values",
+    "value_columns": "values.columns",
 }
 """The modules of names that are imported when they are first used."""
 

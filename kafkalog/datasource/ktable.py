@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from kafkalog.datasource.values import value_columns
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.place import opened_for_spark, spark_path
+from kafkalog.values.columns import value_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,1 +1,1 @@
-"""Values as columns: JSON, Avro, schema registries and change events."""
+"""What records hold: JSON and Avro documents, schema registries, envelopes."""

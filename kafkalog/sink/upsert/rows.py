@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.spark_sql import fields_of, quoted
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
+from kafkalog.values.spark_sql import fields_of, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.datasource.bare_avro import BareAvro
 from kafkalog.errors import InvalidInputError
+from kafkalog.values.bare_avro import BareAvro
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -39,7 +39,7 @@ def value_columns(
     """
     from pyspark.sql import functions
 
-    from kafkalog.sink.spark_sql import fields_of, quoted
+    from kafkalog.values.spark_sql import fields_of, quoted
 
     if (json is None) == (avro is None):
         raise InvalidInputError(

@@ -181,7 +181,9 @@ def _without_secrets(url: str) -> str:
 
 
 def _version(subject: str, version: Any, number: Any, schema: Any) -> SubjectVersion:
-    """Return what the client has read."""
+    """Return what the client has read; raises TypeError for an answer without a schema."""
+    if not isinstance(schema.schema_str, str):
+        raise TypeError("no schema")
     references = tuple(Reference(each.subject, each.version) for each in schema.references or ())
     kind = schema.schema_type or "AVRO"
-    return SubjectVersion(subject, version, number, kind, str(schema.schema_str), references)
+    return SubjectVersion(subject, version, number, kind, schema.schema_str, references)

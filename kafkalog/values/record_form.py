@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import with_reason
@@ -19,8 +19,24 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+class DocumentArguments(TypedDict, total=False):
+    """The arguments that say how keys and values are decoded; see `value_columns`."""
+
+    json: StructType | str | None
+    avro: str | SchemaRegistry | None
+    key_json: StructType | str | None
+    key_avro: str | SchemaRegistry | None
+    reader: str | None
+    key_reader: str | None
+    subject: str | None
+    key_subject: str | None
+
+
 class Documents(Protocol):
     """The documents in a column, of one encoding."""
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
 
     def decoded(self, df: DataFrame, /) -> DataFrame:
         """Return `df` with structs in the column, and with reasons in `kl_bad`.
@@ -35,23 +51,60 @@ class RecordForm:
 
     value: Documents | None
     key: Documents | None = None
+    refuses_null_keys: bool = False
 
-    def ask_for(self, records: DataFrame) -> None:
+    @classmethod
+    def of(
+        cls,
+        *,
+        options: Mapping[str, str] | None = None,
+        is_strict: bool = True,
+        refuses_null_keys: bool = False,
+        **given: Unpack[DocumentArguments],
+    ) -> RecordForm:
+        """Return the form by the arguments of `value_columns`; raises InvalidInputError.
+
+        With `refuses_null_keys` a record is bad if a field of its key is null.
+        """
+        how = _How(options, is_strict)
+        value = _documents_of(
+            "value",
+            how,
+            json=given.get("json"),
+            avro=given.get("avro"),
+            reader=given.get("reader"),
+            subject=given.get("subject"),
+        )
+        key = _documents_of(
+            "key",
+            how,
+            json=given.get("key_json"),
+            avro=given.get("key_avro"),
+            reader=given.get("key_reader"),
+            subject=given.get("key_subject"),
+        )
+        return cls(value, key, refuses_null_keys=refuses_null_keys)
+
+    def ask_for(self, records: DataFrame, topics: Collection[str] = ()) -> None:
         """Ask registries for the schemas of all records of a frame that is not a stream."""
         for each in self._framed():
-            each.ask_for(records)
+            each.ask_for(records, topics)
 
-    def expect(self, topics: Collection[str]) -> None:
-        """Ask registries for the schemas of records that are still to come."""
-        for each in self._framed():
-            each.expect(topics)
+    def knows_columns(self, topics: Collection[str]) -> bool:
+        """Return whether the columns are known before any record; registries are asked."""
+        return all(each.knows_reader(topics) for each in self._framed())
 
     def prepare(self, records: DataFrame, topics: Collection[str] = ()) -> None:
-        """Ask registries for the schemas of a frame's records, whether they have come or not."""
-        if records.isStreaming:
-            self.expect(topics)
-        else:
-            self.ask_for(records)
+        """Ask registries for the schemas of a frame's records, before it is decoded.
+
+        Raises InvalidInputError for a stream if nobody has said which schemas it may have.
+        """
+        for each in self._framed():
+            if records.isStreaming:
+                if not each.expect(topics):
+                    raise each.unexpected(topics)
+            elif not (topics and each.knows_reader(topics) and each.expect(topics)):
+                each.ask_for(records, topics)
 
     def decoded(self, records: DataFrame) -> DataFrame:
         """Return the records with structs in `key` and `value`, and with reasons in `kl_bad`."""
@@ -61,26 +114,41 @@ class RecordForm:
         for each in (self.key, self.value):
             if each is not None:
                 frame = each.decoded(frame)
+            if each is self.key is not None and self.refuses_null_keys:
+                names = [F.when(F.col("key")[n].isNull(), F.lit(n)) for n in self.key.names()]
+                missing = F.concat(F.lit("the key has no "), F.coalesce(*names))
+                frame = with_reason(frame, F.when(F.col("key").isNotNull(), missing))
         return frame
 
     def _framed(self) -> list[FramedAvro]:
         return [each for each in (self.key, self.value) if isinstance(each, FramedAvro)]
 
 
-def documents_of(
-    column: str,
-    *,
-    json: StructType | str | None = None,
-    avro: str | SchemaRegistry | None = None,
-    reader: str | None = None,
-    subject: str | None = None,
-    options: Mapping[str, str] | None = None,
-    is_strict: bool = True,
-) -> Documents | None:
-    """Return how a column is decoded, by the arguments of `value_columns`; None if it stays bytes.
+def names_in(decoded: DataFrame, column: str) -> list[str]:
+    """Return the fields of the structs in a column of decoded records."""
+    from pyspark.sql.types import StructType
 
-    Raises InvalidInputError.
-    """
+    kind = decoded.schema[column].dataType
+    assert isinstance(kind, StructType)
+    return kind.fieldNames()
+
+
+@dataclass(frozen=True)
+class _How:
+    options: Mapping[str, str] | None
+    is_strict: bool
+
+
+def _documents_of(
+    column: str,
+    how: _How,
+    *,
+    json: StructType | str | None,
+    avro: str | SchemaRegistry | None,
+    reader: str | None,
+    subject: str | None,
+) -> Documents | None:
+    """Return how a column is decoded; None if it stays bytes. Raises InvalidInputError."""
     prefix = "" if column == "value" else f"{column}_"
     if json is not None and avro is not None:
         raise InvalidInputError(
@@ -91,11 +159,9 @@ def documents_of(
         raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
     if json is not None:
         fields = fields_of(json, f"{prefix}json")
-        return JsonDocuments(fields, column, options=options, is_strict=is_strict)
+        return JsonDocuments(fields, column, options=how.options, is_strict=how.is_strict)
     if isinstance(avro, SchemaRegistry):
-        return FramedAvro(avro, column, reader=reader, subject=subject, options=options)
+        return FramedAvro(avro, column, reader=reader, subject=subject, options=how.options)
     if subject:
         raise InvalidInputError(f"{prefix}subject= goes with a SchemaRegistry in {prefix}avro=")
-    if avro is not None:
-        return BareAvro(avro, column, reader=reader, options=options)
-    return None
+    return None if avro is None else BareAvro(avro, column, reader=reader, options=how.options)

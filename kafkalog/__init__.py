@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from kafkalog.datasource.ktable import KTable
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
     from kafkalog.datasource.register import register
-    from kafkalog.datasource.values import value_columns
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
     from kafkalog.sink.views.table_view import KTableView
     from kafkalog.storage_engine.copying.copy import CopiedPartition
+    from kafkalog.values.columns import value_columns
+    from kafkalog.values.schema_registry import SchemaRegistry
 
     __compiled__: bool
 
@@ -41,6 +42,7 @@ __all__ = [
     "KTable",
     "KTableView",
     "LagListener",
+    "SchemaRegistry",
     "__compiled__",
     "__version__",
     "copy",
@@ -58,10 +60,11 @@ _HOMES = {
     "KTable": "datasource.ktable",
     "KTableView": "sink.views.table_view",
     "LagListener": "datasource.lag",
+    "SchemaRegistry": "values.schema_registry",
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",
-    "value_columns": "datasource.values",
+    "value_columns": "values.columns",
 }
 """The modules of names that are imported when they are first used."""
 

@@ -31,6 +31,7 @@ ROOMS = [
     "sink/upsert/sqlite",
     "sink/upsert",
     "sink",
+    "values",
     "erasure",
     "inspection",
     "cleaner",
@@ -97,7 +98,7 @@ ONLY_INSIDE_FUNCTIONS = {("datasource", "sink"), ("datasource", "cleaner")}
 """Spark wants one class per format, and `view=latest` needs the first pass; planning needs none."""
 FACES = {"sink/__init__.py", "cleaner/__init__.py"}
 """They only hand names on."""
-PYSPARK_ROOMS = {"datasource", "sink"}
+PYSPARK_ROOMS = {"datasource", "sink", "values"}
 LIGHT = [
     "kafkalog",
     "kafkalog.log",

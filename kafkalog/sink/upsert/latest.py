@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.spark_sql import quoted
+from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from datetime import datetime

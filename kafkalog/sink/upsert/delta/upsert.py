@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Unpack
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.plain_errors import refusal
 from kafkalog.sink.query import is_connect
-from kafkalog.sink.spark_sql import quoted
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.position import Position
@@ -32,6 +31,7 @@ from kafkalog.sink.upsert.rows import DELETED, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.spark_release import delta_package
 from kafkalog.storage_engine.fs import files
+from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

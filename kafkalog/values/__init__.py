@@ -1,0 +1,1 @@
+"""What records hold: JSON and Avro documents, schema registries, envelopes."""

@@ -10,6 +10,7 @@ what it needs several times, and is given it back as a column.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -62,24 +63,19 @@ def converted(df: DataFrame, conversions: Sequence[Conversion]) -> tuple[DataFra
     from pyspark.sql import functions as F
 
     results: dict[int, Column] = {}
-    waiting: dict[int, Column] = {}
-    steps = 0
-
-    def advance(number: int, value: Column | None) -> None:
-        try:
-            waiting[number] = conversions[number].send(value)  # type: ignore[arg-type]
-        except StopIteration as finished:
-            results[number] = finished.value
-
-    for number in range(len(conversions)):
-        advance(number, None)
-    while waiting:
-        made = {number: f"kl_step_{steps}_{number}" for number in waiting}
-        df = df.withColumns({made[number]: waiting[number] for number in waiting})
-        steps += 1
-        waiting.clear()
-        for number, name in made.items():
-            advance(number, F.col(name))
+    sent: dict[int, Column | None] = dict.fromkeys(range(len(conversions)))
+    for step in itertools.count():
+        waiting: dict[str, Column] = {}
+        for number, value in sent.items():
+            try:
+                expression = conversions[number].send(value)  # type: ignore[arg-type]
+                waiting[f"kl_step_{step}_{number}"] = expression
+            except StopIteration as finished:
+                results[number] = finished.value
+        if not waiting:
+            break
+        df = df.withColumns(waiting)
+        sent = {int(name.rpartition("_")[2]): F.col(name) for name in waiting}
     return df, [results[number] for number in range(len(conversions))]
 
 
@@ -100,8 +96,8 @@ def needs_meaning(kind: DataType) -> bool:
 
 def as_it_is(value: Column) -> Conversion:
     """Return a value that needs no conversion."""
+    yield from ()
     return value
-    yield value
 
 
 def from_text(text: Column, kind: DataType, meaning: Meaning) -> Conversion:
@@ -165,11 +161,12 @@ def _microseconds(number: Column, name: Column) -> Column:
 
     least, most = _MICROSECONDS
     thousandth = number.cast("decimal(20,0)") * F.lit("0.001").cast("decimal(3,3)")
+    millis = F.when(number.between(least // 1000, most // 1000), number * 1000)
     return (
-        F.when(name.isin(*MILLIS), F.when(number.between(least // 1000, most // 1000), number * 1000))
+        F.when(name.isin(*MILLIS), millis)
         .when(name == MICROS, F.when(number.between(least, most), number))
         .when((name == NANOS) & (number % 1000 == 0), thousandth.cast("bigint"))
-    )  # fmt: skip
+    )
 
 
 def _local(micros: Column) -> Column:

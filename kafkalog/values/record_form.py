@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import with_reason
 from kafkalog.values.bare_avro import BareAvro
+from kafkalog.values.change_documents import AvroChanges, JsonChanges, envelope_of
+from kafkalog.values.debezium import Debezium
 from kafkalog.values.framed_avro import FramedAvro
 from kafkalog.values.json_documents import JsonDocuments
 from kafkalog.values.schema_registry import SchemaRegistry
@@ -64,7 +66,11 @@ class RecordForm:
         return frame
 
     def _framed(self) -> list[FramedAvro]:
-        return [each for each in (self.key, self.value) if isinstance(each, FramedAvro)]
+        sides = (
+            each.documents if isinstance(each, AvroChanges) else each
+            for each in (self.key, self.value)
+        )
+        return [each for each in sides if isinstance(each, FramedAvro)]
 
 
 def documents_of(
@@ -74,6 +80,7 @@ def documents_of(
     avro: str | SchemaRegistry | None = None,
     reader: str | None = None,
     subject: str | None = None,
+    envelope: Debezium | str | None = None,
     options: Mapping[str, str] | None = None,
     is_strict: bool = True,
 ) -> Documents | None:
@@ -89,13 +96,19 @@ def documents_of(
         )
     if avro is None and (reader or subject):
         raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
+    change = envelope_of(envelope)
     if json is not None:
         fields = fields_of(json, f"{prefix}json")
+        if change is not None:
+            return JsonChanges(change, fields, column, options=options)
         return JsonDocuments(fields, column, options=options, is_strict=is_strict)
+    documents: BareAvro | FramedAvro
     if isinstance(avro, SchemaRegistry):
-        return FramedAvro(avro, column, reader=reader, subject=subject, options=options)
-    if subject:
+        documents = FramedAvro(avro, column, reader=reader, subject=subject, options=options)
+    elif subject:
         raise InvalidInputError(f"{prefix}subject= goes with a SchemaRegistry in {prefix}avro=")
-    if avro is not None:
-        return BareAvro(avro, column, reader=reader, options=options)
-    return None
+    elif avro is not None:
+        documents = BareAvro(avro, column, reader=reader, options=options)
+    else:
+        return None
+    return documents if change is None else AvroChanges(change, documents, column)

@@ -17,6 +17,7 @@ from kafkalog.values.spark_avro import (
     decoded,
     ends,
     marked,
+    names_of,
     row_of,
     schema_of,
     value_of,
@@ -83,6 +84,10 @@ class BareAvro:
         frame = with_reason(frame, F.when(~is_fine, reason))
         value = value_of(F.col(struct), self._reader, self._column)
         return with_struct(frame, self._column, value).drop(struct)
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
+        return names_of(self._reader, self._column)
 
     def _decoded(self, body: Column) -> Column:
         return decoded(body, self._schema, self._options)

@@ -36,6 +36,11 @@ class JsonChanges:
         schema = envelope.json_schema(row, is_key=column == "key")
         self._documents = JsonDocuments(schema, column, options=options)
 
+    def names(self) -> list[str]:
+        """Return the fields of the rows."""
+        added = self._envelope.added_names() if self._column == "value" else []
+        return [*self._row.fieldNames(), *added]
+
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with rows in the column, null for none, and with reasons in `kl_bad`."""
         frame = self._documents.decoded(df)
@@ -51,6 +56,10 @@ class AvroChanges:
         self._envelope = envelope
         self.documents = documents
         self._column = column
+
+    def names(self) -> list[str]:
+        """Return the fields of the rows; raises what `decoded` raises."""
+        return self._envelope.avro_names(self.documents.reader(), is_key=self._column == "key")
 
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with rows in the column, null for none, and with reasons in `kl_bad`.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import BAD, raised
-from kafkalog.values.record_form import RecordForm, documents_of
+from kafkalog.values.record_form import RecordForm, names_in
 from kafkalog.values.spark_avro import comparison
 from kafkalog.values.spark_sql import quoted
 
@@ -78,27 +78,18 @@ def value_columns(
     if mode not in {None, "PERMISSIVE", "FAILFAST"}:
         raise InvalidInputError(f"value_columns: mode is PERMISSIVE or FAILFAST, not {mode}")
     is_lenient = mode == "PERMISSIVE" and bad_column is None
-    form = RecordForm(
-        documents_of(
-            "value",
-            json=json,
-            avro=avro,
-            reader=reader,
-            subject=subject,
-            envelope=envelope,
-            options=given,
-            is_strict=mode == "FAILFAST" or bad_column is not None,
-        ),
-        documents_of(
-            "key",
-            json=key_json,
-            avro=key_avro,
-            reader=key_reader,
-            subject=key_subject,
-            envelope=envelope,
-            options=given,
-            is_strict=mode == "FAILFAST" or bad_column is not None,
-        ),
+    form = RecordForm.of(
+        json=json,
+        avro=avro,
+        key_json=key_json,
+        key_avro=key_avro,
+        reader=reader,
+        key_reader=key_reader,
+        subject=subject,
+        key_subject=key_subject,
+        envelope=envelope,
+        options=given,
+        is_strict=mode == "FAILFAST" or bad_column is not None,
     )
     return columns_of(df, form, bad_column=bad_column, is_lenient=is_lenient)
 
@@ -139,7 +130,7 @@ def _spread(
     """Return decoded records with the fields of their structs as columns."""
     from pyspark.sql import functions as F
 
-    fields = {side: _field_names(decoded, side) for side in sides}
+    fields = {side: names_in(decoded, side) for side in sides}
     same = comparison(df)
     values = {same(name) for name in fields.get("value", ())}
     keys = {same(name) for name in fields.get("key", ())}
@@ -171,11 +162,3 @@ def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
                 "same to Spark unless spark.sql.caseSensitive is true"
             )
         first[same(name)] = name
-
-
-def _field_names(decoded: DataFrame, side: str) -> list[str]:
-    from pyspark.sql.types import StructType
-
-    kind = decoded.schema[side].dataType
-    assert isinstance(kind, StructType)
-    return kind.fieldNames()

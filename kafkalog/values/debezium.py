@@ -78,6 +78,20 @@ class Debezium:
                 f"Debezium: expected a list as add_fields, found the text {self.add_fields!r}"
             )
 
+    def added_names(self) -> list[str]:
+        """Return the names of the added columns."""
+        return [_added_name(given) for given in self.add_fields]
+
+    def avro_names(self, reader: Any, *, is_key: bool = False) -> list[str]:
+        """Return the fields of the rows that `avro_rows` or `avro_keys` makes."""
+        kind = AvroType(reader)
+        of_event = _avro_fields(kind, kind.record())
+        if is_key:
+            return list(of_event)
+        if {"op", "after"} <= of_event.keys():
+            return [*_avro_fields(kind, of_event["after"]), *self.added_names()]
+        return [name for name in of_event if name != _DELETED]
+
     def json_schema(self, row: StructType, *, is_key: bool = False) -> StructType:
         """Return the schema with which `from_json` decodes documents, given that of their rows."""
         from pyspark.sql.types import StringType, StructField, StructType

@@ -8,6 +8,7 @@ schema of another.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Collection, Iterable, Mapping
@@ -22,6 +23,7 @@ from kafkalog.values.spark_avro import (
     decoded,
     ends,
     marked,
+    names_of,
     row_of,
     schema_of,
     value_of,
@@ -42,8 +44,8 @@ class FramedAvro:
     """The framed documents in a `column`, whose schemas `registry` has.
 
     The reader's schema is `reader`, or the latest one of `subject`, by default of
-    `<topic>-<column>`. If there is no such subject, or none of the schemas in use has the name of
-    its record, it is the schema in use with the highest id. `options` are those of `from_avro`.
+    `<topic>-<column>`. If there is no such subject, it is the schema in use with the highest id.
+    `options` are those of `from_avro`.
     """
 
     def __init__(
@@ -64,20 +66,23 @@ class FramedAvro:
         self._missing: dict[int, str] = {}
         """Ids that the registry does not have, and what it says."""
         self._latest: RegisteredSchema | None = None
+        self._is_expecting = False
+        """Whether schemas are known that no value may have."""
 
-    def ask_for(self, df: DataFrame) -> None:
+    def ask_for(self, df: DataFrame, topics: Collection[str] = ()) -> None:
         """Ask the registry for the schemas of all values of `df`, which is not a stream.
 
-        Raises SchemaRegistryError.
+        `topics` are those of its records, if they are known. Raises SchemaRegistryError.
         """
         from pyspark.sql import functions as F
 
         column = F.col(self._column).cast("binary")
         asked = [head_of(column).alias(_HEAD)]
-        if self._needs_topic and "topic" in df.columns:
+        if not topics and self._needs_topic and "topic" in df.columns:
             asked.append(F.col("topic"))
         rows = df.where(is_framed(column)).select(*asked).distinct().collect()
-        self.ask({int.from_bytes(row[0][1:]) for row in rows}, {topic for _, *[topic] in rows})
+        found = {row["topic"] for row in rows} if len(asked) > 1 else set()
+        self.ask({int.from_bytes(row[_HEAD][1:]) for row in rows}, topics or found)
 
     def ask(self, ids: Collection[int], topics: Collection[str] = ()) -> None:
         """Ask the registry for schemas, and for the latest one of the topics if one is new."""
@@ -91,25 +96,37 @@ class FramedAvro:
         if self._given is None and (self._latest is None or new & self._schemas.keys()):
             self._latest = self._latest_of(topics) or self._latest
 
-    def expect(self, topics: Collection[str]) -> None:
+    def expect(self, topics: Collection[str]) -> bool:
         """Ask the registry for all schemas that values of the topics may have, before they come.
 
-        Raises InvalidInputError if nobody has said which subject that is.
+        Return whether there are any: somebody has to say which subject that is.
         """
-        subjects = self._subjects(topics)
-        found: set[int] = set(self._registry.ids())
-        for subject in subjects:
-            try:
+        found = set(self._registry.ids())
+        self._is_expecting = True
+        for subject in self._subjects(topics):
+            with contextlib.suppress(SchemaNotFoundError):
                 found.update(each.id for each in self._registry.versions(subject))
-            except SchemaNotFoundError:
-                continue
-        if not found:
-            raise InvalidInputError(
-                f"framed {self._column}s of a stream: the registry has no subject "
-                f"{' or '.join(subjects) or 'for it'} (expected the schemas before the values). "
-                "Give subject=, or decode each micro-batch in foreachBatch."
-            )
         self.ask(found, topics)
+        return bool(self._schemas)
+
+    def unexpected(self, topics: Collection[str]) -> InvalidInputError:
+        """Return the error for a stream of which no schema is known."""
+        named = " or ".join(self._subjects(topics)) or "of its topic"
+        return InvalidInputError(
+            f"framed {self._column}s of a stream: the registry has no subject {named} (expected "
+            f"the schemas before the values). Give {self._prefix}subject=, or decode each "
+            "micro-batch in foreachBatch."
+        )
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs; the registry has been asked."""
+        return names_of(self.reader(), self._column)
+
+    def knows_reader(self, topics: Collection[str]) -> bool:
+        """Return whether the reader's schema is known before any value; the registry is asked."""
+        if self._given is None and self._latest is None:
+            self._latest = self._latest_of(topics)
+        return self._given is not None or self._latest is not None
 
     @property
     def _needs_topic(self) -> bool:
@@ -122,30 +139,37 @@ class FramedAvro:
         return [f"{topic}-{self._column}" for topic in sorted(topics)]
 
     def _latest_of(self, topics: Collection[str]) -> RegisteredSchema | None:
-        for subject in self._subjects(topics)[:1]:
-            try:
-                return self._registry.latest(subject)
-            except SchemaNotFoundError:
-                if self._subject is not None:
-                    raise
+        if self._registry.has_subjects:
+            for subject in self._subjects(topics):
+                with contextlib.suppress(SchemaNotFoundError):
+                    return self._registry.latest(subject)
         return None
 
     def reader(self) -> Any:
         """Return the reader's schema; raises InvalidInputError if there is none."""
         if self._given is not None:
             return self._given
-        known = {n: each for n, each in self._schemas.items() if each.kind == "AVRO"}
         if self._latest is not None and self._latest.kind == "AVRO":
-            latest = row_of(schema_of(self._latest.text))
-            ours = AvroType(latest)
-            if not known or any(is_same_record(_type_of(each), ours) for each in known.values()):
-                return latest
+            return row_of(schema_of(self._latest.text))
+        known = {n: each for n, each in self._schemas.items() if each.kind == "AVRO"}
         if not known:
             raise InvalidInputError(
                 f"framed {self._column}s: no schema is known that they could be read as (expected "
-                "one of the registry's). Give subject= or reader=."
+                f"one of the registry's). Give {self._prefix}subject= or {self._prefix}reader=."
+            )
+        names = sorted({name_of(_type_of(each)) for each in known.values()})
+        if self._is_expecting and len(names) > 1:
+            raise InvalidInputError(
+                f"framed {self._column}s: the registry has no subject for them, and schemas of "
+                f"{' and '.join(names)}. Give {self._prefix}reader=, which says what they are "
+                "read as."
             )
         return row_of(schema_of(known[max(known)].text))
+
+    @property
+    def _prefix(self) -> str:
+        """What the names of arguments for this column begin with."""
+        return "" if self._column == "value" else f"{self._column}_"
 
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with structs in the column, and with reasons in `kl_bad`.

@@ -39,6 +39,10 @@ class JsonDocuments:
         self._options = dict(options or {})
         self._is_strict = is_strict
 
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
+        return list(self.fields.names)
+
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with structs in the column, and with reasons in `kl_bad`."""
         from pyspark.sql import functions as F

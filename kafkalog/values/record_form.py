@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import with_reason
@@ -21,8 +21,25 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 
+class DocumentArguments(TypedDict, total=False):
+    """The arguments that say how keys and values are decoded; see `value_columns`."""
+
+    json: StructType | str | None
+    avro: str | SchemaRegistry | None
+    key_json: StructType | str | None
+    key_avro: str | SchemaRegistry | None
+    reader: str | None
+    key_reader: str | None
+    subject: str | None
+    key_subject: str | None
+    envelope: Debezium | str | None
+
+
 class Documents(Protocol):
     """The documents in a column, of one encoding."""
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
 
     def decoded(self, df: DataFrame, /) -> DataFrame:
         """Return `df` with structs in the column, and with reasons in `kl_bad`.
@@ -37,23 +54,60 @@ class RecordForm:
 
     value: Documents | None
     key: Documents | None = None
+    refuses_null_keys: bool = False
 
-    def ask_for(self, records: DataFrame) -> None:
+    @classmethod
+    def of(
+        cls,
+        *,
+        options: Mapping[str, str] | None = None,
+        is_strict: bool = True,
+        refuses_null_keys: bool = False,
+        **given: Unpack[DocumentArguments],
+    ) -> RecordForm:
+        """Return the form by the arguments of `value_columns`; raises InvalidInputError.
+
+        With `refuses_null_keys` a record is bad if a field of its key is null.
+        """
+        how = _How(options, is_strict, envelope_of(given.get("envelope")))
+        value = _documents_of(
+            "value",
+            how,
+            json=given.get("json"),
+            avro=given.get("avro"),
+            reader=given.get("reader"),
+            subject=given.get("subject"),
+        )
+        key = _documents_of(
+            "key",
+            how,
+            json=given.get("key_json"),
+            avro=given.get("key_avro"),
+            reader=given.get("key_reader"),
+            subject=given.get("key_subject"),
+        )
+        return cls(value, key, refuses_null_keys=refuses_null_keys)
+
+    def ask_for(self, records: DataFrame, topics: Collection[str] = ()) -> None:
         """Ask registries for the schemas of all records of a frame that is not a stream."""
         for each in self._framed():
-            each.ask_for(records)
+            each.ask_for(records, topics)
 
-    def expect(self, topics: Collection[str]) -> None:
-        """Ask registries for the schemas of records that are still to come."""
-        for each in self._framed():
-            each.expect(topics)
+    def knows_columns(self, topics: Collection[str]) -> bool:
+        """Return whether the columns are known before any record; registries are asked."""
+        return all(each.knows_reader(topics) for each in self._framed())
 
     def prepare(self, records: DataFrame, topics: Collection[str] = ()) -> None:
-        """Ask registries for the schemas of a frame's records, whether they have come or not."""
-        if records.isStreaming:
-            self.expect(topics)
-        else:
-            self.ask_for(records)
+        """Ask registries for the schemas of a frame's records, before it is decoded.
+
+        Raises InvalidInputError for a stream if nobody has said which schemas it may have.
+        """
+        for each in self._framed():
+            if records.isStreaming:
+                if not each.expect(topics):
+                    raise each.unexpected(topics)
+            elif not (topics and each.knows_reader(topics) and each.expect(topics)):
+                each.ask_for(records, topics)
 
     def decoded(self, records: DataFrame) -> DataFrame:
         """Return the records with structs in `key` and `value`, and with reasons in `kl_bad`."""
@@ -63,6 +117,10 @@ class RecordForm:
         for each in (self.key, self.value):
             if each is not None:
                 frame = each.decoded(frame)
+            if each is self.key is not None and self.refuses_null_keys:
+                names = [F.when(F.col("key")[n].isNull(), F.lit(n)) for n in self.key.names()]
+                missing = F.concat(F.lit("the key has no "), F.coalesce(*names))
+                frame = with_reason(frame, F.when(F.col("key").isNotNull(), missing))
         return frame
 
     def _framed(self) -> list[FramedAvro]:
@@ -73,21 +131,32 @@ class RecordForm:
         return [each for each in sides if isinstance(each, FramedAvro)]
 
 
-def documents_of(
-    column: str,
-    *,
-    json: StructType | str | None = None,
-    avro: str | SchemaRegistry | None = None,
-    reader: str | None = None,
-    subject: str | None = None,
-    envelope: Debezium | str | None = None,
-    options: Mapping[str, str] | None = None,
-    is_strict: bool = True,
-) -> Documents | None:
-    """Return how a column is decoded, by the arguments of `value_columns`; None if it stays bytes.
+def names_in(decoded: DataFrame, column: str) -> list[str]:
+    """Return the fields of the structs in a column of decoded records."""
+    from pyspark.sql.types import StructType
 
-    Raises InvalidInputError.
-    """
+    kind = decoded.schema[column].dataType
+    assert isinstance(kind, StructType)
+    return kind.fieldNames()
+
+
+@dataclass(frozen=True)
+class _How:
+    options: Mapping[str, str] | None
+    is_strict: bool
+    envelope: Debezium | None
+
+
+def _documents_of(
+    column: str,
+    how: _How,
+    *,
+    json: StructType | str | None,
+    avro: str | SchemaRegistry | None,
+    reader: str | None,
+    subject: str | None,
+) -> Documents | None:
+    """Return how a column is decoded; None if it stays bytes. Raises InvalidInputError."""
     prefix = "" if column == "value" else f"{column}_"
     if json is not None and avro is not None:
         raise InvalidInputError(
@@ -96,19 +165,18 @@ def documents_of(
         )
     if avro is None and (reader or subject):
         raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
-    change = envelope_of(envelope)
     if json is not None:
         fields = fields_of(json, f"{prefix}json")
-        if change is not None:
-            return JsonChanges(change, fields, column, options=options)
-        return JsonDocuments(fields, column, options=options, is_strict=is_strict)
+        if how.envelope is not None:
+            return JsonChanges(how.envelope, fields, column, options=how.options)
+        return JsonDocuments(fields, column, options=how.options, is_strict=how.is_strict)
     documents: BareAvro | FramedAvro
     if isinstance(avro, SchemaRegistry):
-        documents = FramedAvro(avro, column, reader=reader, subject=subject, options=options)
+        documents = FramedAvro(avro, column, reader=reader, subject=subject, options=how.options)
     elif subject:
         raise InvalidInputError(f"{prefix}subject= goes with a SchemaRegistry in {prefix}avro=")
     elif avro is not None:
-        documents = BareAvro(avro, column, reader=reader, options=options)
+        documents = BareAvro(avro, column, reader=reader, options=how.options)
     else:
         return None
-    return documents if change is None else AvroChanges(change, documents, column)
+    return documents if how.envelope is None else AvroChanges(how.envelope, documents, column)

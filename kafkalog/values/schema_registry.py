@@ -81,6 +81,11 @@ class SchemaRegistry:
     def __repr__(self) -> str:
         return f"SchemaRegistry({self._source})"
 
+    @property
+    def has_subjects(self) -> bool:
+        """Whether it knows whose its schemas are; those given by id belong to no subject."""
+        return not isinstance(self._source, GivenSchemas)
+
     def schema(self, id: int) -> RegisteredSchema:
         """Return the schema of an id, also one of a deleted version.
 

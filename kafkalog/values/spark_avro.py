@@ -63,6 +63,11 @@ def is_record(schema: Any) -> bool:
     return isinstance(schema, Mapping) and schema["type"] == "record"
 
 
+def names_of(schema: Any, column: str) -> list[str]:
+    """Return the fields of the structs of a reader's schema, see `value_of`."""
+    return [field["name"] for field in schema["fields"]] if is_record(schema) else [column]
+
+
 def check_readable(schema: Any, df: DataFrame, options: Mapping[str, str]) -> None:
     """Raise InvalidInputError for a schema whose values Spark cannot have as columns."""
     kind = AvroType(schema)

@@ -137,7 +137,7 @@ class TableMoment:
 
 def deletions_gone_to(state: PartitionState) -> int:
     """Return the offset after the highest tombstone that a cleaning may have removed."""
-    return state.cleaned_to
+    return int(getattr(state, "deletions_gone_to", state.cleaned_to))
 
 
 def mark_of(location: str, lineage: str, topic: str) -> str:

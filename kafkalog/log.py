@@ -105,10 +105,10 @@ class KafkaLog:
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self._cleaner: CleanerThread | None = None
         if cleaner:
-            from kafkalog.cleaner.schedule.manager import check_cleanable
             from kafkalog.cleaner.schedule.thread import CleanerThread
+            from kafkalog.cleaner.shelves import shelf_of
 
-            check_cleanable(self._log)
+            shelf_of(self._log).check_cleanable()
             self._cleaner = CleanerThread(self._log, self._config, clock=clock.now_ms)
             self._cleaner.start()
 

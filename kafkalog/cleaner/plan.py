@@ -2,7 +2,9 @@
 
 A log has a *clean* section, which holds each key once, then a *dirty* one, then an uncleanable one.
 The clean and the dirty section end at segment bases, but the first dirty offset may lie within a
-segment after the offset map was full. `Plan` has the sections, `Verdict` says what becomes of
+segment after the offset map was full. The active segment is uncleanable. Where the topic sets no
+`segment.bytes`, the cleaner closes it once the partition is due counted with it (ours: Kafka's
+waits until the writer has). `Plan` has the sections, `Verdict` says what becomes of
 them, and `Schedule` in which order. Whoever cleans, reports or warns reads them, and decides
 nothing.
 
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
 OURS, BROKERS, COPY = "ours", "broker's", "copy"
 """Whose a log is."""
 _LAST_BACKOFF_MS: Final = 3_600_000
+CLOSING_LEAST: Final = 64 << 10
+"""The cleaner never closes an active segment of fewer bytes."""
+CLOSING_MOST: Final = 1 << 20
+"""One of so many bytes is large enough in any log."""
 _DECIDE: Final = (
     "min.cleanable.dirty.ratio",
     "min.compaction.lag.ms",
@@ -118,15 +124,23 @@ class Plan:
     its segment (ms); None if it holds nothing back."""
     has_closed_dirty: bool
     """Whether any dirty record is outside the active segment."""
-    is_ready: bool
-    """Whether any part of what a cleaning takes can be cleaned where it is: fresh objects of a
-    store cannot, before they are regrouped."""
+    closing_bytes: int = 0
+    """The bytes of the active segment, if the cleaner closes it first; else 0."""
+
+    @property
+    def dirty_bytes(self) -> int:
+        """The bytes that a cleaning treats as new."""
+        return self.cleanable_bytes + self.closing_bytes
+
+    @property
+    def dirty_end(self) -> int:
+        """The end of what is dirty, with the active segment if the cleaner closes it."""
+        return self.state.high_watermark if self.closing_bytes else self.end
 
     @property
     def dirty_ratio(self) -> float:
         """The share of dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
-        total = self.clean_bytes + self.cleanable_bytes
-        return self.cleanable_bytes / total if total else 0.0
+        return _ratio(self.dirty_bytes, self.clean_bytes)
 
     @property
     def due(self) -> list[Why]:
@@ -153,7 +167,7 @@ class Plan:
     @property
     def has_work(self) -> bool:
         """Whether a cleaning could change anything."""
-        return self.is_horizon_due or self.cleanable_bytes > 0 or self.end > self.first_dirty_offset
+        return self.is_horizon_due or self.dirty_bytes > 0 or self.end > self.first_dirty_offset
 
     @property
     def is_all_clean(self) -> bool:
@@ -180,7 +194,7 @@ class Plan:
         """Return what holds records back, the one at the lowest offset first."""
         found = [*self._barriers()]
         base = max(self.state.active_base, self.first_dirty_offset)
-        if with_active and base < self.state.high_watermark:
+        if with_active and not self.closing_bytes and base < self.state.high_watermark:
             found.append((base, Why.ACTIVE_SEGMENT))
         return [one for _, one in sorted(found, key=lambda barrier: barrier[0])]
 
@@ -222,13 +236,14 @@ def plan_cleaning(
     horizon_ms: int | None,
     is_horizon_due: bool = False,
     is_awaited: bool = False,
-    fresh_from: int = layout.INT64_MAX,
+    closing_min: Callable[[], int] | None = None,
 ) -> Plan:
     """Plan the cleaning of a partition; it ends below the pinned offset, which a reader needs.
 
     `parts` are the segments that reach above the log start, ascending, the active one last.
-    `horizon_ms` is the earliest delete horizon of the clean section, if that is known. Records
-    from `fresh_from` on cannot be cleaned where they are.
+    `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
+    `closing_min` returns the least bytes for which the cleaner closes the active segment; without
+    it, it closes none.
     """
     first_dirty = valid_first_dirty_offset(state)
     active_base = state.active_base
@@ -256,6 +271,21 @@ def plan_cleaning(
         end = max(end, bases[place])
     cleanable = [part for part in dirty if part.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(part.size for part in cleanable)
+    closing_bytes = 0
+    if closing_min is not None and config.closes_by_itself and uncleanable >= active_base:
+        free = _free_bytes(
+            parts[-1:],
+            config,
+            state,
+            first_dirty=first_dirty,
+            held_from=min(state.last_stable_offset, pinned[0]),
+            now_ms=now_ms,
+        )
+        without, counted = (_ratio(cleanable_bytes + n, clean_bytes) for n in (0, free))
+        # Where it is due without, closed segments wait, for a retry perhaps: one more is no help.
+        is_due = without <= config.min_cleanable_dirty_ratio < counted
+        if is_due and free >= CLOSING_LEAST and (free >= CLOSING_MOST or free >= closing_min()):
+            closing_bytes = state.active_size
     return Plan(
         topic=topic,
         partition=partition,
@@ -276,8 +306,49 @@ def plan_cleaning(
         has_closed_dirty=any(
             each.size and end.base_offset > first_dirty for each, end in pairwise(parts)
         ),
-        is_ready=bool(bases) and bases[0] < min(end, fresh_from),
+        closing_bytes=closing_bytes,
     )
+
+
+def closing_min(log_bytes: int, partitions: int) -> int:
+    """Return the least bytes for which the cleaner closes an active segment of a log.
+
+    They are an eighth of what a partition of the log has on average: less saves no room that
+    counts, and costs a cleaning. They are at least CLOSING_LEAST and at most CLOSING_MOST.
+    """
+    return min(max(log_bytes // (8 * max(partitions, 1)), CLOSING_LEAST), CLOSING_MOST)
+
+
+def _free_bytes(
+    active: Sequence[Part],
+    config: TopicConfig,
+    state: PartitionState,
+    *,
+    first_dirty: int,
+    held_from: int,
+    now_ms: int,
+) -> int:
+    """Return about how many dirty bytes of the active segment nothing but the writer holds back.
+
+    That is its share of the offsets below `held_from`, and of the time that
+    min.compaction.lag.ms leaves.
+    """
+    base, end = state.active_base, state.high_watermark
+    if not active or active[0].base_offset != base or end <= base:
+        return 0
+    share = (min(held_from, end) - max(first_dirty, base)) / (end - base)
+    if share > 0 and config.min_compaction_lag_ms > 0:
+        old_ms, latest_ms = now_ms - config.min_compaction_lag_ms, active[0].largest_timestamp()
+        if latest_ms > old_ms:
+            first_ms = active[0].first_timestamp()
+            is_known = 0 <= first_ms < latest_ms
+            share = min(share, (old_ms - first_ms) / (latest_ms - first_ms) if is_known else 0)
+    return int(max(share, 0.0) * state.active_size)
+
+
+def _ratio(dirty_bytes: int, clean_bytes: int) -> float:
+    total = clean_bytes + dirty_bytes
+    return dirty_bytes / total if total else 0.0
 
 
 def valid_first_dirty_offset(state: PartitionState) -> int:
@@ -314,12 +385,11 @@ def _compaction_delay_ms(cleanable: Sequence[Part], config: TopicConfig, now_ms:
     if config.max_compaction_lag_ms >= layout.INT64_MAX:
         return 0
     latest_ms = now_ms - config.max_compaction_lag_ms
-    times = [part.first_timestamp() for part in cleanable]
-    firsts = [latest_ms - 1 if time < layout.NO_TIMESTAMP else time for time in times]
     known = [
-        first
-        for first, time in zip(firsts, times, strict=True)
-        if first > 0 or time < layout.NO_TIMESTAMP
+        latest_ms - 1 if time < layout.NO_TIMESTAMP else time
+        for part in cleanable
+        for time in [part.first_timestamp()]
+        if time > 0 or time < layout.NO_TIMESTAMP
     ]
     return max(0, latest_ms - min(known)) if known else 0
 
@@ -470,7 +540,7 @@ def schedule(plans: Iterable[tuple[str, int, Plan | None]]) -> Schedule:
     for topic, partition, plan in plans:
         if plan is None:
             order.append((1.0, topic, partition))
-        elif plan.is_ready:
+        else:
             found.max_dirty_ratio = max(found.max_dirty_ratio, plan.dirty_ratio)
             if plan.is_eligible:
                 delay_ms = max(found.max_compaction_delay_ms, plan.compaction_delay_ms)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.storage_engine.log.results import RetentionStats
-    from kafkalog.storage_engine.metadata.config import TopicConfig
     from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
@@ -103,6 +101,11 @@ class Moment(ABC):
         """Return whether a topic exists still."""
         known = self.state.topics.get(name)
         return known is not None and known.topic_id == topic_id
+
+    @property
+    @abstractmethod
+    def closing_min(self) -> int:
+        """The least bytes for which the cleaner closes an active segment (`plan.closing_min`)."""
 
     def plan(self, topic: str, partition: int) -> Plan:
         """Return a partition's plan; raises OSError, KafkaLogError if it cannot be read."""
@@ -220,11 +223,8 @@ class Round(Protocol):
 class Turn(Protocol):
     """One cleaner's turn at one partition, which no other cleaner takes meanwhile."""
 
-    def begin(self, *, force: bool, now_ms: int) -> int | None:
-        """Finish what a dead cleaner left, and with `force` close the active segment.
-
-        Return where the dirty section begins; None if the partition is not to be tried yet.
-        """
+    def begin(self, *, force: bool, now_ms: int) -> None:
+        """Finish what a dead cleaner left; close the active segment by the plan, or `force`."""
 
     def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
         """Plan and begin a round; None if there is none to make."""
@@ -239,6 +239,12 @@ class Shelf(Protocol):
     @property
     def place(self) -> str | StoreAddress:
         """Where another process finds the log; it holds no secret."""
+
+    def check_cleanable(self) -> None:
+        """Raise InvalidInputError where the log is only read, StorageError where it cannot be."""
+
+    def announced(self) -> AbstractContextManager[None]:
+        """Let other processes see, as far as they can, that a cleaner runs in the background."""
 
     def moment(self, now_ms: int) -> Moment:
         """Return the log as this process last knew it."""
@@ -273,11 +279,6 @@ class Shelf(Protocol):
 
     def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
         """Mark a partition uncleanable; return the reason, or None if it is another log now."""
-
-    def retain(
-        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
-    ) -> list[RetentionStats]:
-        """Delete what the retention of a topic, or of all, does not keep."""
 
     def tidy(self, *, now_ms: int) -> int:
         """Remove what nobody needs any more; return how many."""

@@ -72,8 +72,8 @@ def command(
 ) -> None:
     """Clean until a signal ends it."""
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.schedule.manager import check_cleanable
     from kafkalog.cleaner.schedule.thread import CleanerThread
+    from kafkalog.cleaner.shelves import shelf_of
     from kafkalog.errors import InvalidInputError
     from kafkalog.storage_engine.fs.locks import RootLock
 
@@ -90,7 +90,7 @@ def command(
     if metrics_address == "":  # a socket would listen on every address
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
-    check_cleanable(log)
+    shelf_of(log).check_cleanable()
     if isinstance(log.root, Path):
         with RootLock(log.root).shared():
             pass  # raises if a broker holds the directory

@@ -126,7 +126,7 @@ def _partition_row(status: PartitionStatus, state: PartitionState) -> dict[str, 
         "dirtyRatio": round(status.dirty_ratio, 6),
         **json_row(status, "tombstones_waiting", "earliest_delete_horizon_ms"),
         "lastCleaning": None if last is None else cleaning_row(last),
-        **json_row(status, "state", "reason", "reason_code"),
+        **json_row(status, "state", "reason", "reason_code", "closed_by", "deletions_gone_to"),
     }
 
 

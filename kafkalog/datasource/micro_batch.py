@@ -5,6 +5,7 @@ Spark: KafkaMicroBatchStream, KafkaOffsetReader.getOffsetRangesFromResolvedOffse
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from kafkalog.datasource.offset_range import OffsetRange
 from kafkalog.datasource.offsets import EARLIEST, LATEST, Offsets, TopicPartition, listed
 from kafkalog.errors import DataLossError
 from kafkalog.storage_engine.metadata.state import PartitionState, State
+
+_log = logging.getLogger(__name__)
 
 
 def limit_offsets(
@@ -138,6 +141,24 @@ def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) ->
     ]
     if read:
         report_data_loss("PARTITIONS_DELETED", f"{', '.join(read)}: gone", fail=fail)
+
+
+def report_missed_deletions(begin: Mapping[TopicPartition, int], state: State) -> None:
+    """Warn of partitions in which deletions are gone that a query, which goes on, has not read.
+
+    What the query has made of the deleted keys stays in its table.
+    """
+    for partition, offset in sorted(begin.items()):
+        held = held_partition(partition, state)
+        if held is not None and offset >= 0 and held.lacks_deletions_after(offset):
+            _log.warning(
+                "%s: the query goes on from offset %d, and deletions up to offset %d are gone "
+                "(delete.retention.ms): its table may keep rows of deleted keys. Make it anew from "
+                "view=latest.",
+                partition,
+                offset,
+                held.deletions_gone_to,
+            )
 
 
 def _is_held(partition: TopicPartition, state: State) -> bool:

@@ -18,6 +18,7 @@ from kafkalog.datasource.micro_batch import (
     limit_offsets,
     micro_batch_ranges,
     report_left_out,
+    report_missed_deletions,
 )
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
 from kafkalog.datasource.options import SourceOptions
@@ -73,6 +74,7 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: InitialOffsets | None = None
         self._first_batch: tuple[OffsetJson, OffsetJson] | None = None
         self._is_begun = False
+        self._has_gone_on = False
         self._ends: LatestEnds | None = None
         self._idle: tuple[State, OffsetJson] | None = None
         """The state at which all was read, up to these ends: the next poll finds the same."""
@@ -181,11 +183,14 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         is polled only if it was not known yet up to `end`.
         """
         options, log = self._options(), self._log()
-        self._is_begun = True
+        is_resumed = self._initial is None and not self._has_gone_on
+        self._is_begun = self._has_gone_on = True
         if self._first_batch is None and self._initial and start == self._initial.offsets:
             self._first_batch = start, end
         begin, until = from_json(start), from_json(end)
         self._opened().poll(until)
+        if is_resumed and not has_snapshot(begin):
+            report_missed_deletions(begin, log.state())
         self._latest().wait_for(
             {p: end for p, end in until.items() if begin.get(p, EARLIEST) < end}
         )

@@ -100,7 +100,8 @@ def erase(
     files are removed at once. Raises UnknownTopicError, InvalidInputError for a topic that is not
     compacted, StorageError, LockedByBrokerError, OSError.
     """
-    manager.check_cleanable(log)
+    shelf = shelf_of(log)
+    shelf.check_cleanable()
     policy = TopicConfig.parse(log.describe(topic).config)
     if not policy.is_compacted:
         raise InvalidInputError(
@@ -130,7 +131,6 @@ def erase(
     deletions = _delete(log, topic, keys, partitions, now_ms=clock())
     erased = keys if now else None
     store = StoreErasure(log, topic, before, clock=clock) if isinstance(log, ObjectLog) else None
-    shelf = shelf_of(log)
     if store is None:
         shelf.prepare(topic, now_ms=clock())
     else:

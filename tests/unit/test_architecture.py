@@ -81,7 +81,6 @@ MAY_ASK_THE_KIND = {
     "datasource/read_planner.py",
     "erasure/erase.py",
     "erasure/occurrences.py",
-    "sink/backlog.py",
     "sink/shared_log.py",
 }
 """Modules above the storage engine that may ask for the kind of a log, or choose one to open."""

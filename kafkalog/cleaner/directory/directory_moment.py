@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from kafkalog.cleaner.dedup.presence import is_being_cleaned, is_cleaner_running, may_clean
 from kafkalog.cleaner.directory.log_to_clean import live_segments, log_to_clean
 from kafkalog.cleaner.directory.pause import is_paused
-from kafkalog.cleaner.plan import BROKERS, COPY, OURS
+from kafkalog.cleaner.plan import BROKERS, COPY, OURS, closing_min
 from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.errors import StorageError
@@ -164,7 +164,24 @@ class DirectoryMoment(Moment):
             now_ms=self.now_ms,
             pinned=self._pins.holder(known.name, known.topic_id, partition),
             is_awaited=self._pins.has_changelog,
+            closing_min=(lambda: self.closing_min) if self.owner == OURS else None,
         )
+
+    @cached_property
+    def closing_min(self) -> int:
+        """The least bytes for which the cleaner closes an active segment."""
+        total = count = 0
+        for name, known in self.state.topics.items():
+            for number, state in known.present():
+                total += state.active_size + self._closed_bytes(name, number, state)
+                count += 1
+        return closing_min(total, count)
+
+    def _closed_bytes(self, topic: str, partition: int, state: PartitionState) -> int:
+        with contextlib.suppress(FileNotFoundError):
+            found = glance_at_segments(self._directory(topic, partition)) or ()
+            return sum(s.size for s in found if s.base_offset < state.active_base)
+        return 0
 
 
 def _has_active(segments: Sequence[SegmentFiles], state: PartitionState) -> bool:

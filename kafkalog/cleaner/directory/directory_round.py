@@ -286,8 +286,13 @@ class DirectoryRound:
         snapshot = self.snapshot
         with self._changing() as transaction:
             # Under the lock: who pins this record finds the segments as they are after the swap.
+            held = self._load_state()
+            gone_to = max(held.deletions_gone_to, self.order.stats.deletions_gone_to)
             transaction.change_partition(
-                snapshot.topic, snapshot.partition, swapped_at=transaction.state.number + 1
+                snapshot.topic,
+                snapshot.partition,
+                swapped_at=transaction.state.number + 1,
+                deletions_gone_to=gone_to,
             )
             transaction.publish(self.order.now_ms)
             producer_snapshot = self._load_state().producer_snapshot

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kafkalog.cleaner.dedup.presence import announced, may_clean
 from kafkalog.cleaner.dedup.spill.spill_file import sweep_spill_files
 from kafkalog.cleaner.directory.directory_moment import DirectoryMoment
 from kafkalog.cleaner.directory.directory_round import open_round
 from kafkalog.cleaner.directory.pause import is_paused
-from kafkalog.cleaner.plan import may_be_tried
 from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
@@ -21,11 +21,9 @@ from kafkalog.cleaner.state.uncleanable import (
     clear_uncleanable,
     fault_reason,
     mark_uncleanable,
-    read_uncleanable,
 )
 from kafkalog.errors import KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.directory.pins import sweep_pins
-from kafkalog.storage_engine.directory.retention import apply_retention
 from kafkalog.storage_engine.directory.topic_deletion import try_deletions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
@@ -36,7 +34,6 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-    from kafkalog.storage_engine.log.results import RetentionStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,19 @@ class DirectoryShelf:
     def place(self) -> str:
         """The absolute path."""
         return str(self.log.root.absolute())
+
+    def check_cleanable(self) -> None:
+        """Raise InvalidInputError where the log is only read, StorageError for a read-only disk."""
+        self.log.check_writable()
+        if not may_clean(self.log.root):
+            raise StorageError(
+                f"{self.log.root}: may not be written here (a read-only mount, or no permission), "
+                "and a cleaner writes; run it on a host and as a user that may"
+            )
+
+    def announced(self) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock that shows a running cleaner."""
+        return announced(self.log.root)
 
     def moment(self, now_ms: int) -> Moment:
         """Return the log as of now."""
@@ -108,12 +118,6 @@ class DirectoryShelf:
             )
         return reason
 
-    def retain(
-        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
-    ) -> list[RetentionStats]:
-        """Apply the retention of a topic, or of every topic; a fault stops one partition only."""
-        return apply_retention(self.log, topic, now_ms=now_ms, is_skipped=is_skipped)
-
     def tidy(self, *, now_ms: int) -> int:
         """Remove stale staged files, ended pins, and what was replaced or deleted."""
         count = 0
@@ -141,8 +145,8 @@ class _Turn:
     partition: int
     directory: Path
 
-    def begin(self, *, force: bool, now_ms: int) -> int | None:
-        """Finish what a dead cleaner left, and with `force` close the active segment."""
+    def begin(self, *, force: bool, now_ms: int) -> None:
+        """Finish what a dead cleaner left; close the active segment if it is to be cleaned."""
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(name.endswith(leftovers) for name in files.list_names(self.directory)):
             with locks.SegmentsLock(self.directory).exclusive():
@@ -154,16 +158,17 @@ class _Turn:
         described = self.log.describe(self.topic)
         delay_ms = TopicConfig.parse(described.config).file_delete_delay_ms
         sweep_deleted(self.directory, older_than_ms=delay_ms, now_ms=now_ms)
-        held = described.partitions[self.partition]
-        if force and held.active_size > 0:
+        if described.partitions[self.partition].active_size == 0:
+            return
+        if force or self._closes_active(now_ms):
             with self.log.transaction() as transaction:
-                transaction.roll(self.topic, self.partition, now_ms)
-                transaction.publish(now_ms)
-        if not force:
-            mark = read_uncleanable(DirectoryNotes(self.directory))
-            if not may_be_tried(mark, described, now_ms):
-                return None  # another cleaner has found it uncleanable
-        return held.first_dirty_offset
+                if force or self._closes_active(now_ms):  # still
+                    transaction.roll(self.topic, self.partition, now_ms)
+                    transaction.publish(now_ms)
+
+    def _closes_active(self, now_ms: int) -> bool:
+        plan = DirectoryMoment(self.log, now_ms).plan(self.topic, self.partition)
+        return plan.closing_bytes > 0
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         return open_round(self.log, order)

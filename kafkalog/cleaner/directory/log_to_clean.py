@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def log_to_clean(
     now_ms: int,
     pinned: tuple[int, int] = (layout.INT64_MAX, 0),
     is_awaited: bool = False,
+    closing_min: Callable[[], int] | None = None,
 ) -> Plan:
     """Plan the cleaning of a partition in a directory, as `plan_cleaning` does."""
     total = sum(s.size for s in segments if s.base_offset < state.active_base) + state.active_size
@@ -49,7 +50,10 @@ def log_to_clean(
         partition,
         config=config,
         state=state,
-        parts=[_part(segment) for segment in segments],
+        parts=[
+            _part(s, state.active_size if s.base_offset == state.active_base else s.size)
+            for s in segments
+        ],
         clean_bytes=clean_bytes,
         total_bytes=total,
         now_ms=now_ms,
@@ -57,18 +61,19 @@ def log_to_clean(
         horizon_ms=read_delete_horizon(DirectoryNotes(directory), first_dirty),
         is_horizon_due=has_foreign and not (directory / layout.DELETE_HORIZON).exists(),
         is_awaited=is_awaited,
+        closing_min=closing_min,
     )
 
 
-def _part(segment: SegmentFiles) -> Part:
+def _part(segment: SegmentFiles, size: int) -> Part:
     def first_timestamp() -> int:
         with files.open_stream(segment.log) as file:
-            header = header_at(FileBytes(file.fileno()), 0, segment.size)
+            header = header_at(FileBytes(file.fileno()), 0, size)
         time_ms = layout.NO_TIMESTAMP if header is None else header.max_timestamp
         return max(time_ms, layout.NO_TIMESTAMP)  # less would be one that nobody has recorded
 
-    latest = partial(largest_timestamp, segment, segment.size)
-    return Part(segment.base_offset, segment.size, latest, first_timestamp)
+    latest = partial(largest_timestamp, segment, size)
+    return Part(segment.base_offset, size, latest, first_timestamp)
 
 
 def live_segments(segments: Sequence[SegmentFiles], state: PartitionState) -> list[SegmentFiles]:

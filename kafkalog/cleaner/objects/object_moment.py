@@ -7,7 +7,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.objects.regroup_plan import Decision, fresh_of, plan_regroup
-from kafkalog.cleaner.plan import Part, may_be_tried, plan_cleaning, valid_first_dirty_offset
+from kafkalog.cleaner.plan import (
+    Part,
+    closing_min,
+    may_be_tried,
+    plan_cleaning,
+    valid_first_dirty_offset,
+)
 from kafkalog.cleaner.shelf import Moment, Piece
 from kafkalog.cleaner.state.delete_horizon import read_delete_horizon
 from kafkalog.cleaner.state.notes import StoredNotes
@@ -72,6 +78,12 @@ class ObjectMoment(Moment):
         )
         return plan_regroup(fresh, now_ms=self.now_ms, is_awaited=is_awaited)
 
+    @cached_property
+    def closing_min(self) -> int:
+        """The least bytes for which the cleaner closes an active segment."""
+        partitions = sum(len(known.numbers()) for known in self.state.topics.values())
+        return closing_min(sum(each.size for each in self.store.objects.values()), partitions)
+
     def _awaits_regroup(self, known: TopicState, partition: int) -> bool:
         """Return whether a partition is due to be cleaned, and has fresh records in what is due."""
         if not may_be_tried(
@@ -80,7 +92,7 @@ class ObjectMoment(Moment):
             return False
         plan = self.plan(known.name, partition)
         return plan.is_eligible and any(
-            piece.is_fresh and piece.base_offset < plan.end for piece in self.pieces(plan)
+            piece.is_fresh and piece.base_offset < plan.dirty_end for piece in self.pieces(plan)
         )
 
     def _plan(self, topic: str, partition: int) -> Plan:
@@ -89,11 +101,6 @@ class ObjectMoment(Moment):
         held = recorded(self.store, known, partition)
         first_dirty = valid_first_dirty_offset(held)
         clean_to = min(first_dirty, held.active_base)
-        fresh = (
-            extent.base_offset
-            for name, extent in live_extents(self.store, topic, partition)
-            if not layout.is_stored_segment(name)
-        )
         return plan_cleaning(
             topic,
             partition,
@@ -104,7 +111,7 @@ class ObjectMoment(Moment):
             total_bytes=sum(each.size for each in segments),
             now_ms=self.now_ms,
             horizon_ms=read_delete_horizon(self.notes(topic, partition), first_dirty),
-            fresh_from=next(fresh, layout.INT64_MAX),
+            closing_min=lambda: self.closing_min,
         )
 
 

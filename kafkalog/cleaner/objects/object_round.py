@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.key_index import key_filter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnapshot
-from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
 from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError
@@ -73,15 +74,8 @@ _WRITES: Final = 2
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
     """Return the segment objects from the log start to the first fresh extent, ascending."""
-    known = state.log.topic(topic)
-    start = known.partitions[partition].log_start_offset
-    found: list[PlacedExtent] = []
-    for placed in state.extents(known.topic_id, partition):
-        if not layout.is_stored_segment(placed.object_name):
-            break
-        if placed.extent.next_offset > start:
-            found.append(placed)
-    return found
+    extents = live_extents(state, topic, partition)
+    return [*takewhile(lambda each: layout.is_stored_segment(each.object_name), extents)]
 
 
 @contextlib.contextmanager
@@ -132,6 +126,7 @@ def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
         end=end,
         clean_bytes=sum(each.size for each in taken if each.base_offset < first_dirty),
         cleanable_bytes=sum(each.size for each in taken if each.next_offset > first_dirty),
+        closing_bytes=0,
     )
 
 
@@ -397,11 +392,13 @@ class ObjectRound:
                 draft, topic, self._topic_id, [each.name for each in self._by_base.values()]
             ):
                 return False
-            start = draft.topic(topic).partitions[partition].log_start_offset
-            clean_to = max(self.end, start)
+            held = draft.topic(topic).partitions[partition]
+            clean_to = max(self.end, held.log_start_offset)
             fields = {"first_dirty_offset": clean_to, "cleaning_offset": clean_to}
             if replaced:
                 fields["swapped_at"] = draft.state.number + 1
+                gone_to = max(held.deletions_gone_to, stats.deletions_gone_to)
+                fields["deletions_gone_to"] = gone_to
             draft.change_partition(topic, partition, **fields)
             notes = StoredNotes(self._log.root)
             write_delete_horizon(notes, clean_to, earliest_delete_horizon_ms)

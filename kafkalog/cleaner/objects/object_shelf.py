@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.objects import upkeep
-from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
 from kafkalog.cleaner.objects.object_round import closed_extents, is_as_it_was, open_round
-from kafkalog.cleaner.plan import may_be_tried, valid_first_dirty_offset
+from kafkalog.cleaner.plan import may_be_tried
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import (
     clear_uncleanable,
@@ -22,7 +22,7 @@ from kafkalog.cleaner.state.uncleanable import (
     mark_uncleanable,
     read_uncleanable,
 )
-from kafkalog.errors import CorruptLogError, KafkaLogError, UnknownTopicError
+from kafkalog.errors import CorruptLogError, KafkaLogError
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import Cleaned
@@ -30,7 +30,6 @@ from kafkalog.storage_engine.object_store.store_state import Cleaned
 if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn
     from kafkalog.cleaner.state.notes import StoredNotes
-    from kafkalog.storage_engine.log.results import RetentionStats
     from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
@@ -49,6 +48,14 @@ class ObjectShelf:
     def place(self) -> str | StoreAddress:
         """The address."""
         return self.log.address
+
+    def check_cleanable(self) -> None:
+        """Raise InvalidInputError where the log is only read; a store says no when it is asked."""
+        self.log.check_writable()
+
+    def announced(self) -> contextlib.AbstractContextManager[None]:
+        """Do nothing: a store has no lock to hold."""
+        return contextlib.nullcontext()
 
     def moment(self, now_ms: int) -> Moment:
         """Return the last known state; no request."""
@@ -124,7 +131,7 @@ class ObjectShelf:
     ) -> Iterator[Turn | None]:
         """Claim the partition; None if another cleaner has, unless with `force`."""
         topic_id = self.topic_id(topic, partition)
-        if topic_id is None or not closed_extents(self.log.known_state, topic, partition):
+        if topic_id is None:  # it was deleted meanwhile
             yield None
             return
         with self.log.claim(f"{topic_id}-{partition}", now_ms=now_ms) as is_mine:
@@ -177,19 +184,6 @@ class ObjectShelf:
 
         return self.log.change(draft_notes, now_ms=now_ms)
 
-    def retain(
-        self, topic: str | None, *, now_ms: int, is_skipped: Callable[[str, int, TopicConfig], bool]
-    ) -> list[RetentionStats]:
-        """Apply the retention of a topic, or of every topic, in a commit for each."""
-        found: list[RetentionStats] = []
-        for name, known in sorted(self.log.known_state.log.topics.items()):
-            config = TopicConfig.parse(known.config)
-            skips = {number for number, _ in known.present() if is_skipped(name, number, config)}
-            if topic in (None, name) and config.is_deleted and len(skips) < len(known.partitions):
-                with contextlib.suppress(UnknownTopicError):  # it was deleted meanwhile
-                    found += self.log.apply_retention(name, now_ms=now_ms, skips=skips)
-        return found
-
     def tidy(self, *, now_ms: int) -> int:
         """Delete objects that nobody needs any more."""
         return upkeep.sweep(self.log, now_ms=now_ms)
@@ -203,27 +197,39 @@ class _Turn:
     topic: str
     partition: int
 
-    def begin(self, *, force: bool, now_ms: int) -> int | None:
-        """Return where the dirty section begins; active segments were closed in one commit."""
-        moment = self.shelf.moment(now_ms)
-        known = moment.state.topic(self.topic)
-        mark = read_uncleanable(moment.notes(self.topic, self.partition))
-        if not force and not may_be_tried(mark, known, now_ms):
-            return None
-        return valid_first_dirty_offset(known.partitions[self.partition])
+    def begin(self, *, force: bool, now_ms: int) -> None:
+        """Close the active segment by the plan; with `force` that was done in one commit."""
+        plan = self.shelf.moment(now_ms).plan(self.topic, self.partition)
+        if not force and plan.closing_bytes:
+            self._close_active(now_ms)
+
+    def _close_active(self, now_ms: int) -> None:
+        """Close the active segment, if the plan of the newest state still says so."""
+        log, place = self.shelf.log, (self.topic, self.partition)
+        topic_id = self.shelf.topic_id(*place)
+
+        def close(draft: StoreDraft) -> None:
+            is_same = topic_id is not None and is_as_it_was(draft, self.topic, topic_id, ())
+            if is_same and ObjectMoment(log, draft.store, now_ms).plan(*place).closing_bytes:
+                draft.roll(*place)
+
+        log.change(close, now_ms=now_ms)
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
         """Plan and begin a round."""
         return self.shelf.round(order)
 
     def end(self, order: RoundOrder) -> None:
-        """Take away a mark that no round's commit took; the figures are in that one."""
+        """Take away a mark that no round's commit took; the figures are in that one.
+
+        It stays where all records are fresh: nothing was tried.
+        """
         log, at_ms = self.shelf.log, order.time_ms()
-        notes = ObjectMoment(log, log.known_state, at_ms).notes(self.topic, self.partition)
-        if read_uncleanable(notes) is not None:
-            self.shelf.change_notes(
-                log.known_state, self.topic, self.partition, clear_uncleanable, now_ms=at_ms
-            )
+        state, place = log.known_state, (self.topic, self.partition)
+        if live_extents(state, *place) and not closed_extents(state, *place):
+            return
+        if read_uncleanable(ObjectMoment(log, state, at_ms).notes(*place)) is not None:
+            self.shelf.change_notes(state, *place, clear_uncleanable, now_ms=at_ms)
 
 
 def _harmed(extents: Sequence[Extent], fault: KafkaLogError) -> Sequence[Extent]:

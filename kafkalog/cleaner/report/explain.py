@@ -174,7 +174,13 @@ def _uncleanable(at: Judged) -> Reason:
 
 def _above_ratio(at: Judged) -> Reason:
     wanted = at.plan.config.min_cleanable_dirty_ratio
-    return _due(f"its dirty ratio is {_ratio(at)}, above min.cleanable.dirty.ratio {wanted:g}.")
+    text = f"its dirty ratio is {_ratio(at)}, above min.cleanable.dirty.ratio {wanted:g}"
+    if at.plan.closing_bytes:
+        text += (
+            f", counted with the active segment ({_size(at.plan.closing_bytes)}), which the cleaner"
+            " closes because the topic sets no segment.bytes"
+        )
+    return _due(f"{text}.")
 
 
 def _max_lag(at: Judged) -> Reason:
@@ -231,7 +237,8 @@ def _below_ratio(at: Judged) -> Reason:
     )
     if wanted < 1.0:
         missing = int(plan.clean_bytes * wanted / (1.0 - wanted)) + 1 - plan.cleanable_bytes
-        text += f": with {_size(max(missing, 1))} more in closed segments it does"
+        where = "" if plan.config.closes_by_itself else " in closed segments"
+        text += f": with {_size(max(missing, 1))} more{where} it does"
     return Reason(
         "ratio",
         f"{text}.{_last(at)}",
@@ -243,6 +250,15 @@ def _active_segment(at: Judged) -> Reason:
     state, config = at.plan.state, at.plan.config
     base = max(state.active_base, at.plan.first_dirty_offset)
     share = "The rest is" if at.plan.has_closed_dirty else "Everything dirty is"
+    where = f"{share} in the active segment, from offset {base} on, which is not cleaned"
+    if config.closes_by_itself and at.known.knows_defaults:
+        least = _size(at.moment.closing_min)
+        text = (
+            f"{where} yet; because the topic sets no segment.bytes, the cleaner closes it when "
+            f"nothing before it waits, its free records have {least} or more, and the dirty ratio "
+            f"with them exceeds min.cleanable.dirty.ratio, {config.min_cleanable_dirty_ratio:g}."
+        )
+        return Reason("active segment", text, f"{_CLEAN} closes it first")
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
     if state.active_size >= config.segment_bytes:
         what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
@@ -255,8 +271,7 @@ def _active_segment(at: Judged) -> Reason:
         )
     return Reason(
         "active segment",
-        f"{share} in the active segment, from offset {base} on, which is not cleaned; "
-        f"{what_ends_it} another one.",
+        f"{where}; {what_ends_it} another one.",
         f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
     )
 
@@ -379,7 +394,7 @@ _SENTENCES: Final[Mapping[Why, Callable[[Judged], Reason]]] = {
 
 def _ratio(at: Judged) -> str:
     plan = at.plan
-    sizes = f"{_size(plan.cleanable_bytes)} of {_size(plan.cleanable_bytes + plan.clean_bytes)}"
+    sizes = f"{_size(plan.dirty_bytes)} of {_size(plan.dirty_bytes + plan.clean_bytes)}"
     return f"{plan.dirty_ratio:.2f} ({sizes})"
 
 

@@ -10,6 +10,7 @@ from kafkalog.cleaner.report.judged import Judged, judged
 from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import LastCleaning
 from kafkalog.cleaner.state.uncleanable import fault_reason
+from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment
@@ -51,6 +52,11 @@ class PartitionStatus:
     """Time since max.compaction.lag.ms demanded a cleaning; 0 if it does not."""
     last_cleaning: LastCleaning | None = None
     """The last successful cleaning; None if there was none, or unknown."""
+    closed_by: str = "writer"
+    """Who closes the active segment: `writer`, at segment.bytes and segment.ms, or also the
+    `cleaner`, if a compacted topic sets no segment.bytes."""
+    deletions_gone_to: int = 0
+    """Who has followed the log up to a lower offset only may have missed a deletion."""
 
 
 def status(log: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
@@ -88,8 +94,8 @@ def _readable(partition: int, at: Judged) -> PartitionStatus:
         first_uncleanable_offset=plan.first_uncleanable_offset,
         high_watermark=plan.state.high_watermark,
         clean_bytes=plan.clean_bytes,
-        dirty_bytes=plan.cleanable_bytes,
-        uncleanable_bytes=plan.uncleanable_bytes,
+        dirty_bytes=plan.dirty_bytes,
+        uncleanable_bytes=plan.uncleanable_bytes - plan.closing_bytes,
         dirty_ratio=plan.dirty_ratio,
         state=word,
         reason=reason,
@@ -99,7 +105,14 @@ def _readable(partition: int, at: Judged) -> PartitionStatus:
         earliest_delete_horizon_ms=plan.earliest_delete_horizon_ms,
         compaction_delay_ms=plan.compaction_delay_ms,
         last_cleaning=at.last,
+        closed_by=_closed_by(known),
+        deletions_gone_to=plan.state.deletions_gone_to,
     )
+
+
+def _closed_by(known: TopicState) -> str:
+    is_cleaner = known.knows_defaults and TopicConfig.parse(known.config).closes_by_itself
+    return "cleaner" if is_cleaner else "writer"
 
 
 def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception) -> PartitionStatus:
@@ -118,4 +131,6 @@ def _unreadable(topic: str, partition: int, known: TopicState, fault: Exception)
         state="uncleanable",
         reason=fault_reason(fault),
         last_stable_offset=state.last_stable_offset,
+        closed_by=_closed_by(known),
+        deletions_gone_to=state.deletions_gone_to,
     )

@@ -108,8 +108,9 @@ class RetentionRules:
         keep: Flags = np.empty(len(records), dtype=np.bool_)
         kept = np.zeros(len(table), dtype=np.int64)
         tombstones = np.zeros(len(table), dtype=np.int64)
+        obsolete = self.latest.obsolete(run, records)
         keyless = kernels.keep_records(
-            self.latest.obsolete(run, records),
+            obsolete,
             records.key_sizes,
             records.value_sizes,
             records.offsets,
@@ -129,6 +130,10 @@ class RetentionRules:
             counts = np.bincount(records.batch_index[gone], minlength=len(table))
             kept -= counts
             tombstones -= counts
+        is_ended = ~keep & ~np.asarray(obsolete, dtype=np.bool_) & (records.value_sizes < 0)
+        is_ended &= (records.key_sizes >= 0) & ~is_control[records.batch_index]
+        ends = records.offsets[is_ended] + 1
+        self.stats.deletions_gone_to = int(ends.max(initial=self.stats.deletions_gone_to))
         # Tombstones, and markers whose data is gone, wait for a horizon.
         waits = (tombstones > 0) | (is_control & seen.can_discard[place] & (kept > 0))
         has_horizon = (table.attributes & layout.DELETE_HORIZON_BIT) != 0

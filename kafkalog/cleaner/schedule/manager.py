@@ -6,11 +6,9 @@ Kafka: LogCleanerManager, LogCleaner.CleanerThread, LogManager.cleanupLogs.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.presence import may_clean
 from kafkalog.cleaner.plan import Schedule, may_be_retained
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner, never, unwatched
 from kafkalog.cleaner.schedule.scheduler import choose
@@ -18,7 +16,7 @@ from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.shelves import moment_of, shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.log.log import now_of
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CleanerConfig",
-    "check_cleanable",
     "check_compacted",
     "clean",
     "clean_and_retain",
@@ -99,10 +96,10 @@ def clean_and_retain(
 ) -> list[CleanerStats]:
     """Clean as `clean` does, then apply the retention of the topic, or of every topic, and sweep.
 
-    Without `now_ms` each round begins at the time of the clock. Raises what `check_cleanable` and
-    `clean` raise.
+    Without `now_ms` each round begins at the time of the clock. Raises what `clean` raises, and
+    StorageError where the disk refuses.
     """
-    check_cleanable(log)
+    shelf_of(log).check_cleanable()
     at_ms = now_of(now_ms)
     results = clean(
         log,
@@ -116,16 +113,6 @@ def clean_and_retain(
     retain(log, topic, now_ms=at_ms, is_skipped=lambda _: False)
     sweep(log, now_ms=at_ms)
     return results
-
-
-def check_cleanable(log: Log) -> None:
-    """Raise InvalidInputError where the log is only read, StorageError where the disk refuses."""
-    log.check_writable()
-    if isinstance(log.root, Path) and not may_clean(log.root):
-        raise StorageError(
-            f"{log.root}: may not be written here (a read-only mount, or no permission), and a "
-            "cleaner writes; run it on a host and as a user that may"
-        )
 
 
 def check_compacted(log: Log, topic: str) -> None:
@@ -145,18 +132,19 @@ def clean_filthiest(
     check_abort: Callable[[], None] = never,
     throttler: Throttler | None = None,
     watch: Callable[[Schedule], None] = unwatched,
+    on_failed: Callable[[CleanerStats], None] = unwatched,
     on_aborted: Callable[[CleanerStats], None] = unwatched,
 ) -> CleanerStats | None:
     """Clean one round of the filthiest partition that is due; return None if nothing is due.
 
-    `watch` receives the schedule, `on_aborted` the figures of an aborted round, whose swaps stay.
+    `watch` receives the schedule, `on_failed` each partition that cannot be made ready, and
+    `on_aborted` the figures of an aborted round, whose swaps stay.
     """
     shelf = shelf_of(log)
-    failed = shelf.prepare(now_ms=now_ms, check_abort=check_abort)
+    for failed in shelf.prepare(now_ms=now_ms, check_abort=check_abort):
+        on_failed(failed)
     schedule = choose(shelf.moment(now_ms))
     watch(schedule)
-    if failed:
-        return failed[0]
     cleaner = PartitionCleaner(
         shelf=shelf,
         now_ms=now_ms,
@@ -188,13 +176,21 @@ def retain(
     """
     moment = moment_of(log, now_ms)
 
-    def skip(name: str, partition: int, config: TopicConfig) -> bool:
+    def is_kept(place: tuple[str, int], config: TopicConfig) -> bool:
         if is_skipped(config) or not config.is_compacted:
             return is_skipped(config)
-        mark = read_uncleanable(moment.notes(name, partition))
-        return not may_be_retained(mark, is_paused=moment.is_paused(name, partition))
+        mark = read_uncleanable(moment.notes(*place))
+        return not may_be_retained(mark, is_paused=moment.is_paused(*place))
 
-    return shelf_of(log).retain(topic, now_ms=now_ms, is_skipped=skip)
+    skips = {
+        (name, number)
+        for name, known in moment.state.topics.items()
+        if topic in (None, name)
+        for config in [TopicConfig.parse(known.config)]
+        for number in known.numbers()
+        if is_kept((name, number), config)
+    }
+    return log.apply_retention(topic, now_ms=now_ms, skips=skips)
 
 
 def sweep(log: Log, *, now_ms: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
+from kafkalog.cleaner.plan import may_be_tried, valid_first_dirty_offset
 from kafkalog.cleaner.rewrite.round import clean_round
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError, RoundOrder
@@ -78,6 +79,8 @@ class PartitionCleaner:
         pace = _Pace(self, stats, time.perf_counter())
         try:
             self._clean(pace, topic_id, force=force, until_clean=until_clean)
+        except LostRaceError as fault:  # nothing is published, and nobody broke it off
+            _log.info("%s-%d: the cleaning was in vain: %s", topic, partition, fault)
         except CleaningAborted as fault:
             _log.info("%s-%d: the cleaning was aborted: %s", topic, partition, fault)
             self.on_aborted(stats)
@@ -105,12 +108,15 @@ class PartitionCleaner:
         ):
             if turn is None:
                 return
-            first_dirty = turn.begin(force=force, now_ms=now_ms)
-            if first_dirty is None:
-                return
-            stats.start_offset = stats.end_offset = first_dirty
+            turn.begin(force=force, now_ms=now_ms)
             moment = shelf.moment(now_ms)
-            is_retry = read_uncleanable(moment.notes(stats.topic, stats.partition)) is not None
+            known = moment.state.topic(stats.topic)
+            mark = read_uncleanable(moment.notes(stats.topic, stats.partition))
+            if not force and not may_be_tried(mark, known, now_ms):
+                return  # another cleaner has found it uncleanable
+            first_dirty = valid_first_dirty_offset(known.partitions[stats.partition])
+            stats.start_offset = stats.end_offset = first_dirty
+            is_retry = mark is not None
             while True:
                 order = RoundOrder(
                     now_ms=self._now_ms(),

@@ -14,15 +14,14 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.dedup.presence import announced
 from kafkalog.cleaner.plan import Schedule
 from kafkalog.cleaner.schedule.manager import clean_filthiest, retain, sweep
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.fs.clock import now_ms
@@ -150,9 +149,8 @@ class CleanerThread:
         try:
             stop.wait(wait_s)
             is_compacting = self._config.enable and self._config.threads > 0
-            root = self._log.root  # an object store has no lock to hold
-            is_announced = is_compacting and isinstance(root, Path)
-            with announced(Path(root)) if is_announced else contextlib.nullcontext():
+            shelf = shelf_of(self._log)
+            with shelf.announced() if is_compacting else contextlib.nullcontext():
                 self._clean_until(stop)
         except BaseException:
             _log.critical("a cleaner thread has died; another one replaces it", exc_info=True)
@@ -193,6 +191,7 @@ class CleanerThread:
                     check_abort=check_abort,
                     throttler=self._throttler,
                     watch=self._watch,
+                    on_failed=self._count,
                     on_aborted=self._count_aborted,
                 )
             self._retain(now_ms, is_compacting=config.enable)

@@ -32,6 +32,8 @@ class CleanerStats:
     map_bytes_read: int = 0
     tombstones_kept: int = 0
     """Tombstones that wait for their delete horizon after the last round."""
+    deletions_gone_to: int = 0
+    """The offset after the last tombstone that was removed as its time had come; 0 for none."""
     keyless_records: int = 0
     """Records removed because they have no key; Kafka: invalidMessagesRead."""
     batches_rewritten: int = 0

@@ -32,7 +32,10 @@ def read_uncleanable(notes: PartitionNotes) -> Uncleanable | None:
         return Uncleanable(f"{path}: {fault.strerror}")
     if text is None:
         return None
-    unsound = Uncleanable(f"{path}: expected a mark of the cleaner; remove the file to continue")
+    unsound = Uncleanable(
+        f"{path}: expected a mark of the cleaner, found another text; a cleaning with --force "
+        "replaces it"
+    )
     try:
         content = unpacked(text)
         if content.pop("version") != VERSION:

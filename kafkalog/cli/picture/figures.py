@@ -106,4 +106,5 @@ def _config_row(config: TopicConfig) -> dict[str, Any]:
         "minCleanableDirtyRatio": config.min_cleanable_dirty_ratio,
         "deleteRetentionMs": config.delete_retention_ms,
         "segmentBytes": config.segment_bytes,
+        "closesByItself": config.closes_by_itself,
     }

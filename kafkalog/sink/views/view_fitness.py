@@ -93,12 +93,11 @@ def is_emptied(
 def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> str | None:
     """Return what the log has lost since the table's position; None if it has lost nothing.
 
-    A tombstone is kept for `delete.retention.ms` after it was first cleaned. If the table's
-    position is older than that and the cleaner has passed it, the table may have missed a deletion.
+    Deletions that are gone may be among them. A broker's log does not know which are; there, none
+    is that is younger than `delete.retention.ms`.
     """
     retention_ms = topic.delete_retention_ms
     is_late = retention_ms is None or now_ms - position.time_ms > retention_ms
-    kept = "for an unknown time" if retention_ms is None else f"for {retention_ms} ms"
     applied = position.end_offsets.get(topic.name, {})
     for number, state in topic.present():
         offset = applied.get(str(number))
@@ -109,9 +108,9 @@ def _reason_in_the_log(position: Position, topic: TopicState, now_ms: int) -> st
                 f"it is at offset {offset} of {topic.name}-{number}, which holds "
                 f"{state.log_start_offset} to {state.high_watermark}"
             )
-        if is_late and offset < state.cleaned_to:
+        if state.lacks_deletions_after(offset) and (is_late or topic.knows_defaults):
             return (
-                f"{topic.name}-{number} was cleaned beyond its offset {offset}, and deletions are "
-                f"kept {kept} (delete.retention.ms) only"
+                f"it is at offset {offset} of {topic.name}-{number}, of which deletions up to "
+                f"offset {state.deletions_gone_to} are gone (delete.retention.ms)"
             )
     return None

@@ -321,6 +321,7 @@ class _Loading:
             leader_epoch=max(self.last_epoch, 0, *known),
             producer_snapshot=self.snapshot_offset,
             listed_from=layout.INT64_MAX,
+            deletions_gone_to=dirty,
         )
 
 

@@ -4,11 +4,12 @@
 - The destination does not end above the source.
 - The destination's last batch is the source's. After a cleaning the batches differ; then records of
   equal offsets are equal.
-- A deletion was not cleaned away before it was copied. The source keeps a tombstone, and a marker,
-  for `delete.retention.ms`. Later than that after the last copy, a cleaned section that is not
-  copied yet may lack deletions of records that are. The source may have had a smaller value before,
-  so that of the destination, which came with the first copy, counts too. A broker's default is in
-  no log directory: where the topic does not set it, it is not known, and has to be given.
+- A deletion was not cleaned away before it was copied: the source's log knows up to which offset
+  some are gone (`PartitionState.deletions_gone_to`). A broker's log does not know it, and no log
+  knows it of markers. These stay for `delete.retention.ms`. Later than that after the last copy, a
+  cleaned section that is not copied yet may lack some. The source may have had a smaller value
+  before, so that of the destination, which came with the first copy, counts too. A broker's default
+  is in no log directory: where the topic does not set it, it is not known, and has to be given.
 
 The last rule is Kafka's for a follower, and for every reader of a compacted topic.
 """
@@ -82,6 +83,38 @@ def check_partition(
     if wanted.start == wanted.end or first >= wanted.start:
         return
     cleaned_to = source.cleaned_to(found.name, wanted.partition)
+    gone_to = source.deletions_gone_to(found.name, wanted.partition)
+    if not source.is_brokers and gone_to > wanted.start:
+        raise InvalidInputError(
+            f"{place} ends at offset {wanted.start}, and deletions up to {gone_to} are gone from "
+            f"{source.root}, so that deletions may be missing between (expected a copy before a "
+            "cleaning removes them, after delete.retention.ms). Copy to a new destination."
+        )
+    is_open = held.last_stable_offset < held.high_watermark
+    if source.is_brokers or is_open:
+        _check_times(
+            source,
+            found,
+            wanted,
+            place=place,
+            cleaned_to=cleaned_to,
+            copied=copied,
+            now_ms=now_ms,
+        )
+    _check_end(source, destination, wanted, first, is_cleaned=cleaned_to > first)
+
+
+def _check_times(
+    source: Log,
+    found: TopicState,
+    wanted: PartitionToCopy,
+    *,
+    place: str,
+    cleaned_to: int,
+    copied: WriterState | None,
+    now_ms: int,
+) -> None:
+    """Raise InvalidInputError if the last copy is too long ago for deletions, or for markers."""
     retention_ms = wanted.deletions_ms
     if cleaned_to > wanted.start and retention_ms is None:
         raise InvalidInputError(
@@ -98,7 +131,6 @@ def check_partition(
             f"{retention_ms} ms, which is the smaller delete.retention.ms of both logs). Copy to a "
             "new destination."
         )
-    _check_end(source, destination, wanted, first, is_cleaned=cleaned_to > first)
 
 
 def _check_end(

@@ -124,6 +124,7 @@ def copied_runs(
                 for chunk in snapshot.chunks(min(max(position, log_start), end), end):
                     piece, next_offset = _batches(chunk, position)
                     if data and len(data) + len(piece) > room():
+                        run = _noted(run, source, wanted)
                         yield _run(run, start, position, log_start, data), False
                         data.clear()
                         start = position
@@ -144,7 +145,12 @@ def copied_runs(
     producers = source.producers(wanted.topic, wanted.partition)
     if producers is not None and producers.end_offset == end:
         run = replace(run, producers=list(producers.entries.values()))
-    yield _run(run, start, end, log_start, data), True
+    yield _run(_noted(run, source, wanted), start, end, log_start, data), True
+
+
+def _noted(run: CopiedRun, source: Log, wanted: PartitionToCopy) -> CopiedRun:
+    """Return a run with the deletions that the source may lack by now, after it was read."""
+    return replace(run, deletions_gone_to=source.deletions_gone_to(wanted.topic, wanted.partition))
 
 
 def _run(run: CopiedRun, start: int, end: int, log_start: int, data: bytearray) -> CopiedRun:

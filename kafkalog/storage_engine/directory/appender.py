@@ -449,6 +449,11 @@ class Appender:
             last_stable_offset=max(state.last_stable_offset, offset),
         )
 
+    def note_deletions_gone(self, offset: int) -> None:
+        """Note that deletions below `offset` may not be in the log."""
+        gone_to = max(self.state.deletions_gone_to, offset)
+        self.state = replace(self.state, deletions_gone_to=gone_to)
+
     def sync(self) -> None:
         """Make all appended data durable: the files, and the new names."""
         self.active.sync()

@@ -7,13 +7,14 @@ it, and take turns at writing. Opening reads one small file and scans nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, LogMovedError, StorageError
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.directory import commit, retention, topic_deletion
+from kafkalog.storage_engine.directory.neglect import neglect
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -135,11 +136,19 @@ class DirectoryLog(ReadableDirectory, Log):
                 transaction.publish(now_of(now_ms))
 
     def apply_retention(
-        self, topic: str | None = None, *, now_ms: int | None = None
+        self,
+        topic: str | None = None,
+        *,
+        now_ms: int | None = None,
+        skips: Collection[tuple[str, int]] = (),
     ) -> list[RetentionStats]:
         """Delete what retention does not keep; with any policy what lies below the log start."""
         self.check_writable()
-        return retention.apply_retention(self, topic, now_ms=now_of(now_ms))
+        return retention.apply_retention(self, topic, now_ms=now_of(now_ms), skips=skips)
+
+    def neglect(self, topic: str, now_ms: int) -> str | None:
+        """Say that closed segments have been dirty for long, and that nobody cleans them."""
+        return neglect(self, topic, now_ms)
 
     def delete_records(
         self, topic: str, partition: int, before: int, *, now_ms: int | None = None

@@ -88,6 +88,7 @@ def append_copied(log: ReadableDirectory, runs: Sequence[CopiedRun], *, now_ms: 
             follower = _Follower(appender, reader, now_ms, run.name)
             rows += follower.append_run(run)
             appender.raise_log_start(run.log_start)
+            appender.note_deletions_gone(run.deletions_gone_to)
             appenders.append((run, appender))
         transaction.sync_on_publish()
         state = transaction.publish(now_ms, rows=rows)

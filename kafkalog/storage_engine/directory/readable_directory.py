@@ -127,6 +127,12 @@ class ReadableDirectory(ReadableLog):
             return self._brokers.cleaned_to(topic, partition)
         return super().cleaned_to(topic, partition)
 
+    def deletions_gone_to(self, topic: str, partition: int) -> int:
+        """Return the offset below which a deletion may be gone; of a broker's, as it may clean."""
+        if self._brokers is not None:
+            return self._brokers.cleaned_to(topic, partition)
+        return super().deletions_gone_to(topic, partition)
+
     def why_absent(self, topic: str, partition: int) -> str:
         """Return why a partition that the topic has cannot be read here."""
         reason = None if self._brokers is None else self._brokers.set_aside(topic, partition)

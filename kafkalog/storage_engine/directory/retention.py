@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -72,11 +72,11 @@ def apply_retention(
     topic: str | None = None,
     *,
     now_ms: int,
-    is_skipped: Callable[[str, int, TopicConfig], bool] = lambda *_: False,
+    skips: Collection[tuple[str, int]] = (),
 ) -> list[RetentionStats]:
-    """Apply the retention of a topic, or of every topic.
+    """Apply the retention of a topic, or of every topic, but of the partitions `skips`.
 
-    Skips partitions that a cleaner works on. A fault in one partition does not stop the others.
+    Partitions that a cleaner works on are left out. A fault in one does not stop the others.
     Returns one entry per partition that lost segments, or failed. Raises UnknownTopicError,
     LockedByBrokerError.
     """
@@ -88,7 +88,7 @@ def apply_retention(
             continue
         config = TopicConfig.parse(known.config)
         for partition, _ in known.present():
-            if is_skipped(name, partition, config):
+            if (name, partition) in skips:
                 continue
             try:
                 stats = retain_partition(log, name, partition, now_ms=now_ms)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -103,11 +103,23 @@ class Log(ReadableLog):
 
     @abstractmethod
     def apply_retention(
-        self, topic: str | None = None, *, now_ms: int | None = None
+        self,
+        topic: str | None = None,
+        *,
+        now_ms: int | None = None,
+        skips: Collection[tuple[str, int]] = (),
     ) -> list[RetentionStats]:
         """With the policy delete: delete what `retention.ms` and `retention.bytes` do not keep.
 
-        Returns one entry per partition that lost records, or could not.
+        The partitions `skips`, as (topic, partition), are left alone. Returns one entry per
+        partition that lost records, or could not.
+        """
+
+    @abstractmethod
+    def neglect(self, topic: str, now_ms: int) -> str | None:
+        """Say that no cleaner works on a topic, and what to do; None if there is no sign of it.
+
+        Called after each commit, so it sends no request. Raises StorageError, OSError.
         """
 
     @abstractmethod

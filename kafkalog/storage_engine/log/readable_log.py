@@ -109,6 +109,13 @@ class ReadableLog(ABC):
         """Return the offset below which a cleaning may have removed records."""
         return self.describe(topic).partitions[partition].cleaned_to
 
+    def deletions_gone_to(self, topic: str, partition: int) -> int:
+        """Return the offset below which a deletion may be gone without a later record of its key.
+
+        Who has followed the partition up to a lower offset may have missed it.
+        """
+        return self.describe(topic).partitions[partition].deletions_gone_to
+
     def why_absent(self, topic: str, partition: int) -> str:
         """Return why a partition that the topic has cannot be read here."""
         return (

@@ -87,6 +87,8 @@ class TopicConfig:
 
     cleanup_policy: frozenset[str] = frozenset({"delete"})
     segment_bytes: int = 1 << 30
+    has_segment_bytes: bool = False
+    """Whether the topic sets it; see `closes_by_itself`."""
     segment_ms: int = 604_800_000
     segment_jitter_ms: int = 0
     segment_index_bytes: int = 10_485_760
@@ -130,6 +132,14 @@ class TopicConfig:
     def is_compacted(self) -> bool:
         """Whether the cleaner keeps only the latest record per key."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def closes_by_itself(self) -> bool:
+        """Whether the cleaner closes the active segment once a cleaning with it is due.
+
+        A topic that sets segment.bytes leaves that to its writers, as in Kafka.
+        """
+        return self.is_compacted and not self.has_segment_bytes
 
     @property
     def needs_keys(self) -> bool:
@@ -254,7 +264,7 @@ def _parse(config: tuple[tuple[str, str], ...]) -> TopicConfig:
             ) from None
     if "internal_segment_bytes" in values:
         values["segment_bytes"] = values.pop("internal_segment_bytes")
-    parsed = TopicConfig(**values)
+    parsed = TopicConfig(**values, has_segment_bytes="segment_bytes" in values)
     if parsed.min_compaction_lag_ms > parsed.max_compaction_lag_ms:
         raise InvalidInputError(
             f"topic config min.compaction.lag.ms ({parsed.min_compaction_lag_ms}) must not exceed "

@@ -54,6 +54,14 @@ class PartitionState:
     swapped_at: int = 0
     """Number of the journal record that announced the last swap of cleaned segments. A changelog
     read at an earlier record may have had records that are gone."""
+    deletions_gone_to: int = 0
+    """The offset after the last deletion that is gone though no later record of its key came: a
+    cleaning has removed its tombstone. Where a release of before wrote the state, or a broker, it
+    is not known; it is then as far as the log may have been cleaned."""
+
+    def lacks_deletions_after(self, offset: int) -> bool:
+        """Return whether who has followed the log up to an offset may have missed a deletion."""
+        return self.deletions_gone_to > offset
 
     @property
     def cleaned_to(self) -> int:
@@ -98,6 +106,10 @@ def _partition_state(values: Sequence[int]) -> PartitionState:
     check_leader_epoch(found.leader_epoch)
     if len(values) <= _PARTITION_FIELDS.index("listed_from"):  # gaps were not listed yet
         found = dataclasses.replace(found, listed_from=found.high_watermark)
+    if len(values) <= _PARTITION_FIELDS.index("deletions_gone_to"):
+        # A broker may have cleaned below `listed_from`, whatever its checkpoint says.
+        gone_to = min(max(found.cleaned_to, found.listed_from), found.high_watermark)
+        found = dataclasses.replace(found, deletions_gone_to=gone_to)
     return found
 
 

@@ -207,11 +207,12 @@ class _Segments:
     def fields(self) -> dict[str, int]:
         """Return what the commit sets of the partition's state."""
         run, held = self.run, self._held
+        gone = {"deletions_gone_to": max(held.deletions_gone_to, run.deletions_gone_to)}
         if run.start == run.end:
-            return {}
+            return gone
         most = min(run.stable, run.end)
         stable = self._producers.last_stable_offset(most, log_start=run.log_start)
-        return {
+        return gone | {
             "high_watermark": run.end,
             "last_stable_offset": stable,
             "active_base": self._active.base_offset,

@@ -47,6 +47,8 @@ _logger = logging.getLogger(__name__)
 _CLAIM_MS: Final = 600_000
 APPEND: Final = "append"
 """The attempt in the names of objects that no task wrote, but the committer itself."""
+FRESH_WARNED: Final = 512
+"""Fresh objects that show that no cleaner is at work."""
 FRESH_MAX: Final = 4_096
 """Fresh objects at which a commit regroups them itself, lest reads get slower for ever."""
 
@@ -367,7 +369,7 @@ class ObjectLog(Log):
         topic: str | None = None,
         *,
         now_ms: int | None = None,
-        skips: Collection[int] = (),
+        skips: Collection[tuple[str, int]] = (),
     ) -> list[RetentionStats]:
         """Delete what retention does not keep, in one commit, but of the partitions `skips`."""
         at_ms = now_of(now_ms)
@@ -378,6 +380,17 @@ class ObjectLog(Log):
             return apply_retention(draft, topic, now_ms=at_ms, skips=skips)
 
         return self.change(retain, now_ms=at_ms)
+
+    def neglect(self, topic: str, now_ms: int) -> str | None:
+        """Say that nobody regroups the objects, which a cleaner does every minute."""
+        fresh = self.known_state.fresh
+        if fresh < FRESH_WARNED:
+            return None
+        return (
+            f"{self.root} has {fresh} objects that no cleaner has regrouped, and each read fetches "
+            f"them all; run: kafkalog cleaner {self.root} (at {FRESH_MAX} objects a commit "
+            "regroups them, and takes long)"
+        )
 
     def sweep_staged(self, *, now_ms: int) -> int:
         """Delete objects that no commit names and that are seven days old; return how many."""

@@ -17,7 +17,7 @@ from kafkalog.storage_engine.object_store.stored_segments import StoredSegment, 
 
 
 def apply_retention(
-    draft: StoreDraft, topic: str | None, *, now_ms: int, skips: Collection[int] = ()
+    draft: StoreDraft, topic: str | None, *, now_ms: int, skips: Collection[tuple[str, int]] = ()
 ) -> list[RetentionStats]:
     """Draft the retention of a topic, or of every topic, but of the partitions `skips`.
 
@@ -28,8 +28,10 @@ def apply_retention(
         if topic not in (None, name):
             continue
         config = TopicConfig.parse(known.config)
+        if not config.is_deleted:
+            continue  # what lay below the log start has gone with the commit that raised it
         for number, state in known.present():
-            if number in skips:
+            if (name, number) in skips:
                 continue
             segments = stored_segments(draft.store, known, number)
 

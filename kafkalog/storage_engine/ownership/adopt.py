@@ -520,4 +520,6 @@ class _Adopting:
             cleaning_offset=min(cleaning, state.high_watermark),
             leader_epoch=max(state.leader_epoch, 0),
             listed_from=state.high_watermark,
+            # Its checkpoint may be lost, or behind; it never cleans its active segment.
+            deletions_gone_to=max(cleaning, state.active_base),
         )

@@ -31,6 +31,8 @@ class CopiedRun:
     and times of records that a cleaning has taken."""
     stable: int = layout.INT64_MAX
     """The source's last stable offset; the source knows of open transactions that it has cut."""
+    deletions_gone_to: int = 0
+    """That of the source when the batches were read (`PartitionState`)."""
     source: str = "the given batches"
     """Where the batches come from, for errors."""
 

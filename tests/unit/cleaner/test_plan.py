@@ -130,13 +130,6 @@ def test_a_brokers_defaults_are_not_known() -> None:
     assert DIRTY.waits(topic(DIRTY, knows_defaults=False)) == [Why.UNKNOWN]
 
 
-def test_fresh_objects_are_due_and_not_ready() -> None:
-    fresh, behind = plan(fresh_from=0), plan(fresh_from=10)
-    assert fresh.is_eligible and not fresh.is_ready and behind.is_ready
-    assert schedule([("t", 0, fresh)]).partitions == []
-    assert schedule([("t", 0, behind)]).partitions == [("t", 0)]
-
-
 def test_the_filthiest_comes_first_and_what_cannot_be_read_last() -> None:
     half = plan(10, {"min.cleanable.dirty.ratio": "0.1"})
     order = schedule([("a", 0, None), ("b", 0, half), ("c", 0, DIRTY), ("d", 0, CLEAN)])

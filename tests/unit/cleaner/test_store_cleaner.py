@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 import kafkalog
-from kafkalog.cleaner import CleanerConfig
+from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner import spark as spark_job
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.objects import upkeep
@@ -37,6 +37,7 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.object_store import collector, object_log, side_object
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.store_state import stored_names
+from tests.unit.rules.acts import eventually
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, new_object_log
 
@@ -358,6 +359,19 @@ def test_of_two_cleaners_one_is_lost_and_deletes_what_it_wrote(log: ObjectLog) -
     assert named(log) == stored(log)
 
 
+def test_a_round_that_was_in_vain_was_not_broken_off(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    upkeep.regroup_due(log, now_ms=NOW_MS, force=True)
+    upkeep.roll_active(log, now_ms=NOW_MS)
+    aborted: list[Any] = []
+    cleaner = PartitionCleaner(shelf=shelf_of(log), now_ms=NOW_MS, on_aborted=aborted.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log, "swap", lambda *_, **__: False)
+        assert cleaner.clean("t", 0, force=True) is None
+    assert aborted == []
+
+
 @pytest.mark.parametrize("is_regrouped", [False, True], ids=["regroup", "clean"])
 def test_who_finds_its_inputs_replaced_and_deleted_is_lost(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch, is_regrouped: bool
@@ -566,6 +580,35 @@ def test_damage_in_a_fresh_object_is_the_error_of_the_partition_whose_records_it
     assert (harmed, False) in errors and (1 - harmed, False) not in errors
 
 
+def test_each_damaged_fresh_object_is_told_and_the_rest_is_cleaned_in_the_same_look(
+    log: ObjectLog,
+) -> None:
+    for topic in ("bad", "good", "worse"):
+        log.create_topic(topic, 1, CLOSED)
+        fill(log, topic=topic)
+    for topic in ("bad", "worse"):
+        name = log.store_state().extents(log.describe(topic).topic_id, 0)[1].object_name
+        log.client.put_unique(name, bytes(log.store_state().objects[name].size))
+    failed: list[Any] = []
+    stats = manager.clean_filthiest(log, now_ms=NOW_MS + DAY_MS, on_failed=failed.append)
+    assert {each.topic for each in failed} == {"bad", "worse"}
+    assert stats is not None and (stats.topic, stats.error) == ("good", None)
+    thread = CleanerThread(log, clock=lambda: NOW_MS + 3 * DAY_MS)
+    thread.start()
+    eventually(lambda: thread.failures == 2)
+    thread.stop()
+    assert (thread.failures, thread.aborts) == (2, 0)
+
+
+def test_a_partition_of_which_nothing_could_be_tried_keeps_its_mark(log: ObjectLog) -> None:
+    log.create_topic("t")
+    fill(log)
+    shelf_of(log).mark("t", 0, StorageError("damaged"), now_ms=NOW_MS)
+    cleaner = PartitionCleaner(shelf=shelf_of(log), now_ms=NOW_MS)
+    assert cleaner.clean("t", 0, force=True) is None
+    assert read_uncleanable(moment_of(log, NOW_MS).notes("t", 0)) is not None
+
+
 def test_a_round_that_is_made_again_counts_once(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -726,7 +769,7 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
     log = shared_log(options.root)
     assert isinstance(log, ObjectLog)
     log.create_topic("t")
-    monkeypatch.setattr(backlog, "FRESH_WARNED", 3)
+    monkeypatch.setattr(object_log, "FRESH_WARNED", 3)
     monkeypatch.setattr(object_log, "FRESH_MAX", 5)
     with caplog.at_level(logging.WARNING, "kafkalog.sink"):
         for number in range(1, 5):

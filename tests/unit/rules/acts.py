@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 import time
 from abc import abstractmethod
@@ -11,6 +12,7 @@ from typing import Any
 
 from kafkalog.cleaner import CleanerStats
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs.file_system import FileSystem
 from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
 from tests.unit.cleaner.naive import Batch, dump, offsets
 from tests.unit.rules.places import Place
@@ -168,6 +170,42 @@ class Written(BatchByBatch):
             for section in self.place.sections(layout.TRANSACTION_INDEX)
             for _, producer, first, last, _ in struct.iter_unpack(">hqqqq", section)
         ]
+
+
+class Dead(FileSystem):
+    """From the n-th change on, the disk of a process that is dead changes no more."""
+
+    def __init__(self, lives: int) -> None:
+        self.lives = lives
+
+    def _change(self) -> None:
+        self.lives -= 1
+        if self.lives < 0:
+            raise OSError(errno.EIO, "dead")
+
+    def pwrite(self, fd: int, data: Any, position: int) -> int:
+        self._change()
+        return super().pwrite(fd, data, position)
+
+    def ftruncate(self, fd: int, size: int) -> None:
+        self._change()
+        super().ftruncate(fd, size)
+
+    def replace(self, source: Any, target: Any) -> None:
+        self._change()
+        super().replace(source, target)
+
+    def unlink(self, path: Any) -> None:
+        self._change()
+        super().unlink(path)
+
+    def fsync(self, fd: int) -> None:
+        self._change()
+        super().fsync(fd)
+
+    def fdatasync(self, fd: int) -> None:
+        self._change()
+        super().fdatasync(fd)
 
 
 def utc(time_ms: int) -> str:

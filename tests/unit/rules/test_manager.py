@@ -214,14 +214,28 @@ def test_a_mark_of_a_newer_release_is_respected(place: Place) -> None:
     '{"version": 1, "reason": "x", "retry_at_ms": "soon"}',
     '{"version": 1, "reason": "x", "config": 7}', '{"version": 1, "reason": "x", "more": 1}',
 ])  # fmt: skip
-def test_a_mark_that_is_no_mark_keeps_the_cleaner_away_until_it_is_removed(
+def test_a_text_that_is_not_a_mark_keeps_the_cleaner_away_until_a_forced_cleaning(
     place: Place, content: str
 ) -> None:
     filled(place).put_note(layout.UNCLEANABLE, content)
     assert place.log.clean(now_ms=10**12) == []
+    found = place.status(1)
+    assert (found.state, found.reason is not None) == ("uncleanable", True)
+    assert "a cleaning with --force replaces it" in str(found.reason)
+    assert [stats.error for stats in place.log.clean(force=True, now_ms=1)] == [None]
+    assert place.note(layout.UNCLEANABLE) is None
+
+
+@pytest.mark.parametrize("is_forced", [False, True])
+def test_a_partition_that_has_lost_its_last_record_loses_its_mark(
+    place: Place, is_forced: bool
+) -> None:
+    filled(place, policy="compact,delete")
+    retry_at_ms = place.mark(now_ms=1)
+    place.log.delete_records("t", 0, -1, now_ms=1)
     assert place.status(1).state == "uncleanable"
-    place.remove_note(layout.UNCLEANABLE)
-    assert len(place.log.clean(now_ms=1)) == 1
+    assert place.log.clean(force=is_forced, now_ms=retry_at_ms) == []
+    assert (place.status(1).state, place.note(layout.UNCLEANABLE)) == ("clean", None)
 
 
 def test_a_partition_that_cannot_be_read_keeps_no_other_from_being_cleaned(place: Place) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 import kafkalog
+from kafkalog.cleaner.schedule import manager
 from kafkalog.sink import backlog
 from kafkalog.sink.options import SinkOptions
+from kafkalog.storage_engine.directory import neglect
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.directory.neglect import dirty_partitions
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs.locks import FileLock
 from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
@@ -33,9 +36,9 @@ def test_closed_segments_past_the_ratio_are_dirty() -> None:
     active_only = partition(active_base=0)
     truncated = partition(active_base=100, log_start_offset=100)
     held_back = partition(active_base=100, first_dirty_offset=40, last_stable_offset=70)
-    found = backlog.dirty_partitions(topic(clean, dirty, active_only, truncated, held_back))
+    found = dirty_partitions(topic(clean, dirty, active_only, truncated, held_back))
     assert found == [1]
-    assert backlog.dirty_partitions(topic(dirty, policy="delete")) == []
+    assert dirty_partitions(topic(dirty, policy="delete")) == []
 
 
 class Stream:
@@ -61,6 +64,7 @@ class Stream:
 @pytest.fixture(autouse=True)
 def a_new_process() -> None:
     backlog._warned.clear()
+    neglect._dirty_since.clear()
 
 
 @pytest.fixture
@@ -132,4 +136,29 @@ def test_a_look_that_fails_does_not_fail_the_commit(
         stream.commit(NOW_MS + minute * MINUTE_MS)
     stream.engine.partition_directory("t", 0).rename(stream.engine.root / "elsewhere")
     stream.look(NOW_MS + 5 * MINUTE_MS)
+    assert caplog.text == ""
+
+
+def test_an_active_segment_counts_where_the_cleaner_closes_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream(tmp_path / "log")
+    stream.engine.alter_topic("t", {"segment.bytes": None})
+    stream.engine.append("t", [(b"k", bytes(1 << 19))] * 3, now_ms=NOW_MS)
+    stream.look(NOW_MS)
+    stream.look(NOW_MS + MINUTE_MS - 1)
+    assert caplog.text == ""
+    stream.look(NOW_MS + MINUTE_MS)
+    assert "no segment.bytes set: the cleaner closes segments" in caplog.text
+
+
+def test_a_cleaning_ends_the_time_in_which_an_active_segment_is_neglected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = Stream(tmp_path / "log")
+    stream.engine.alter_topic("t", {"segment.bytes": None})
+    for minute in range(5):
+        stream.engine.append("t", [(b"k", bytes(1 << 19))] * 3, now_ms=NOW_MS)
+        stream.look(NOW_MS + minute * MINUTE_MS)
+        manager.clean(stream.engine, now_ms=NOW_MS + minute * MINUTE_MS)
     assert caplog.text == ""

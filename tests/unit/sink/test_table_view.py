@@ -159,12 +159,10 @@ def test_a_log_that_no_longer_reaches_the_table_is_rebuilt(place: Place) -> None
 def test_a_table_that_may_have_missed_a_deletion_is_rebuilt(place: Place) -> None:
     place.add_generation("q", 2)
     place.apply("q", 2, 4)
-    assert place.reason(NOW + DAY, first_dirty_offset=6) is None
-    assert place.reason(NOW + 2 * DAY, first_dirty_offset=4) is None
-    reason = place.reason(NOW + 2 * DAY, first_dirty_offset=6)
+    assert place.reason(NOW + 2 * DAY, first_dirty_offset=6, deletions_gone_to=4) is None
+    reason = place.reason(NOW, deletions_gone_to=5)
     assert reason is not None
-    assert "t-0 was cleaned beyond its offset 4" in reason
-    assert place.reason(NOW + 2 * DAY, cleaning_offset=5) is not None
+    assert "at offset 4 of t-0, of which deletions up to offset 5 are gone" in reason
 
 
 def test_a_table_with_rows_of_somebody_else_is_refused(place: Place) -> None:

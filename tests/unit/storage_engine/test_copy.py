@@ -439,9 +439,12 @@ def test_a_source_that_may_have_lost_deletions_since_the_last_copy_is_refused(
     copied(source, destination)
     source.append("t", [("a", None), ("c", "3")], now_ms=NOW_MS)
     manager.clean(source, "t", force=True, now_ms=NOW_MS)
-    assert "deletions may be missing" in refusal(source, destination, NOW_MS + DAY_MS)
-    copied(source, destination, NOW_MS + DAY_MS - 1)
+    copied(source, destination, NOW_MS + 2 * DAY_MS)
     assert latest(destination) == latest(source)
+    source.append("t", [("c", None), ("d", "4")], now_ms=NOW_MS)
+    manager.clean(source, "t", force=True, now_ms=NOW_MS)
+    manager.clean(source, "t", force=True, now_ms=NOW_MS + DAY_MS)
+    assert "deletions may be missing" in refusal(source, destination, NOW_MS)
 
 
 def test_deletions_that_went_before_their_retention_was_raised_are_missed(

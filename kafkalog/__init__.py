@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kafkalog.sink.views.table_view import KTableView
     from kafkalog.storage_engine.copying.copy import CopiedPartition
     from kafkalog.values.columns import value_columns
+    from kafkalog.values.schema_registry import SchemaRegistry
 
     __compiled__: bool
 
@@ -41,6 +42,7 @@ __all__ = [
     "KTable",
     "KTableView",
     "LagListener",
+    "SchemaRegistry",
     "__compiled__",
     "__version__",
     "copy",
@@ -58,6 +60,7 @@ _HOMES = {
     "KTable": "datasource.ktable",
     "KTableView": "sink.views.table_view",
     "LagListener": "datasource.lag",
+    "SchemaRegistry": "values.schema_registry",
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",

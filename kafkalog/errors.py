@@ -12,6 +12,8 @@ KafkaLogError
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
 ├── CommitConflictError              a writer's batch that does not follow its last one
 ├── LockedByBrokerError              a Kafka broker owns the directory
+├── SchemaNotFoundError              a schema registry has no schema of that id or subject
+├── SchemaRegistryError              a schema registry does not answer, or refuses
 └── StorageError                     the file system refused, or its files do not fit the journal
     ├── CommitInDoubtError           the commit record may or may not be on disk
     └── LogMovedError                the directory of an open log is gone
@@ -38,6 +40,8 @@ __all__ = [
     "MomentPassedError",
     "OffsetOutOfRangeError",
     "OversizedBatchError",
+    "SchemaNotFoundError",
+    "SchemaRegistryError",
     "StorageError",
     "UnknownTopicError",
 ]
@@ -138,6 +142,14 @@ class CommitConflictError(KafkaLogError):
 
 class LockedByBrokerError(KafkaLogError):
     """A Kafka broker holds the directory, or was its last owner."""
+
+
+class SchemaNotFoundError(KafkaLogError):
+    """A schema registry has no schema of that id, or no such subject."""
+
+
+class SchemaRegistryError(KafkaLogError):
+    """A schema registry does not answer, or refuses a request."""
 
 
 class StorageError(KafkaLogError):

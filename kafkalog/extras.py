@@ -12,6 +12,7 @@ PACKAGES: Final = {
     "state": ("protobuf>=6.33",),
     "metrics": ("prometheus-client>=0.20",),
     "sqlite": ("adbc-driver-sqlite>=1.8",),
+    "schema-registry": ("confluent-kafka[schemaregistry]>=2.12", "fastavro>=1.9"),
     "postgres": ("psycopg[binary]>=3.2", "adbc-driver-postgresql>=1.8"),
 }
 """The requirements by extra. They are named one by one: an index need not have kafkalog."""

@@ -5,19 +5,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.place import opened_for_spark, spark_path
-from kafkalog.values.columns import value_columns
+from kafkalog.values.columns import columns_of
+from kafkalog.values.decoded_value import avro_document, json_document
+from kafkalog.values.record_form import DocumentArguments, RecordForm
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
     from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
     from kafkalog.datasource.materialized_table import MaterializedTable
+    from kafkalog.values.schema_registry import SchemaRegistry
 
 FORMAT: Final = "kafkalog"
 T = TypeVar("T")
@@ -67,81 +79,130 @@ class KTable:
     def df(
         self,
         *,
-        json: StructType | str | None = None,
-        avro: str | None = None,
         options: Mapping[str, str] | None = None,
+        bad_column: str | None = None,
+        **documents: Unpack[DocumentArguments],
     ) -> DataFrame:
         """Return the table: one row per key, with the columns of the source.
 
-        With `json` or `avro` the fields of the values are columns, see `value_columns`. `options`
-        are further options of the source, such as `includeHeaders`. Each action sees the present
-        log.
+        With `json` or `avro` the fields of the values are columns, and with `key_json` or
+        `key_avro` those of the keys, see `value_columns`, which has `bad_column` too. The subject
+        of framed values is by default `<topic>-value`. `options` are further options of the source,
+        such as `includeHeaders`. Each action sees the present log; a value whose schema was not
+        registered when the DataFrame was made is an error that says so.
         """
         reader = self._session().read.format(FORMAT).options(**{**self.options, **(options or {})})
         frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
-        if json is None and avro is None:
-            return frame
-        return value_columns(frame, json=json, avro=avro)
+        return self._with_columns(frame, documents, bad_column)
 
     def create_view(
         self,
         name: str,
         *,
-        json: StructType | str | None = None,
-        avro: str | None = None,
         options: Mapping[str, str] | None = None,
+        bad_column: str | None = None,
+        **documents: Unpack[DocumentArguments],
     ) -> None:
         """Register the table in SQL as a temporary view; it replaces a view of that name."""
-        self.df(json=json, avro=avro, options=options).createOrReplaceTempView(name)
+        frame = self.df(options=options, bad_column=bad_column, **documents)
+        frame.createOrReplaceTempView(name)
 
     def materialize(
         self,
         location: str | Path,
         *,
-        json: StructType | str | None = None,
-        avro: str | None = None,
         select: Sequence[str] | None = None,
-        key_json: StructType | str | None = None,
+        **documents: Unpack[DocumentArguments],
     ) -> MaterializedTable:
         """Keep the table in typed Parquet files at a location, and return it.
 
-        A query of these files costs a fraction of `df()`, which decodes every value again. Give one
-        of `json` and `avro`, as in `df`, or `select`: SQL expressions over the source's columns.
-        With `key_json`, a Spark schema or its DDL, the fields of JSON keys are columns too.
+        A query of these files costs a fraction of `df()`, which decodes every value again. The
+        columns are those of `df` for the same arguments, or what `select` makes of them: SQL
+        expressions, here also over the source's own columns.
 
-        `location` is a directory that executors share, or the URL of a prefix in an object store.
-        The files are made now if it has none that the log can complete. This needs leave to write
-        to the log, which gets a mark of each refresh. Raises InvalidInputError.
+        `location` is a directory that all executors share, or the URL of a prefix in an object
+        store. The files are made now if it has none that the log can complete. This needs leave to
+        write to the log, which gets a mark of each refresh. Raises InvalidInputError.
         """
         from kafkalog.datasource.materialized_table import MaterializedTable
 
-        if sum(given is not None for given in (json, avro, select)) != 1:
-            raise InvalidInputError("materialize: give one of json=, avro= and select=")
+        if select is None and not any(documents.values()):
+            raise InvalidInputError("materialize: give the columns: json=, avro= or select=")
         table = MaterializedTable(
             self._session(),
             self.path,
             self.topic,
             str(location),
             options=self.options,
-            values={
-                "json": json,
-                "avro": avro,
-                "select": None if select is None else [*select],
-                "key_json": key_json,
-            },
+            select=select,
+            documents=documents,
+            decode=lambda frame: self._with_columns(frame, documents, None),
         )
         table.complete()
         return table
 
-    def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None:
+    def _with_columns(
+        self, frame: DataFrame, documents: DocumentArguments, bad_column: str | None
+    ) -> DataFrame:
+        """Return records with the fields of their documents; JSON that does not parse is null."""
+        given = {name: each for name, each in documents.items() if each is not None}
+        if not given:
+            return frame
+        form = RecordForm.of(is_strict=bad_column is not None, **cast("DocumentArguments", given))
+        return columns_of(frame, form, bad_column=bad_column, topics=[self.topic])
+
+    @overload
+    def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None: ...
+
+    @overload
+    def lookup(
+        self,
+        key: bytes | str,
+        *,
+        partition: int | None = None,
+        json: Literal[True],
+    ) -> Any: ...
+
+    @overload
+    def lookup(
+        self,
+        key: bytes | str,
+        *,
+        partition: int | None = None,
+        avro: str | SchemaRegistry,
+        reader: str | None = None,
+    ) -> Any: ...
+
+    def lookup(
+        self,
+        key: bytes | str,
+        *,
+        partition: int | None = None,
+        json: bool = False,
+        avro: str | SchemaRegistry | None = None,
+        reader: str | None = None,
+    ) -> Any:
         """Return the latest record of one key, without Spark; None if it has no value.
 
         Text is encoded as UTF-8. Cleaned segments are searched through their key indexes, newer
         records are scanned. The key is searched in the partition where Kafka's default partitioner
-        sends it, or in `partition`. Thread-safe. Raises CorruptBatchError, StorageError, and
-        InvalidInputError for an invalid key or partition.
+        sends it, or in `partition`.
+
+        With `json=True` it is the value's document, as `json.loads` gives it. With `avro`, a schema
+        or a registry, it is the value as the package fastavro decodes it: a dict for a record. The
+        reader's schema is `reader`, by default the writer's.
+
+        Thread-safe. Raises CorruptBatchError, StorageError, and InvalidInputError for an invalid
+        key or partition, and for a value that is not such a document, with its place.
         """
-        return self._looked_up(lambda lookup: lookup.get(key, partition=partition))
+        found = self._looked_up(lambda lookup: lookup.get(key, partition=partition))
+        if found is None or found.value is None or not (json or avro):
+            return found
+        where = f"{self.topic}-{found.partition} offset {found.offset}"
+        if json:
+            return json_document(found.value, where)
+        assert avro is not None
+        return avro_document(found.value, where, avro, reader)
 
     def lookup_many(
         self, keys: Iterable[bytes | str], *, partition: int | None = None
@@ -171,7 +232,12 @@ class KTable:
                     raise
 
     def updates(
-        self, previous: bool = False, *, options: Mapping[str, str] | None = None
+        self,
+        previous: bool = False,
+        *,
+        options: Mapping[str, str] | None = None,
+        bad_column: str | None = None,
+        **documents: Unpack[DocumentArguments],
     ) -> DataFrame:
         """Return a stream of changes: key, value, deleted, offset, timestamp, partition.
 
@@ -186,19 +252,24 @@ class KTable:
         two cores (bench.previous_value). Every key of a micro-batch takes three exchanges with
         Spark's process.
 
+        `json`, `avro`, `key_json`, `key_avro` and `bad_column` make columns as in `df`, but not of
+        the column `previous`. A value with a schema that was registered later stops the query; it
+        goes on when it is started again.
+
         Raises InvalidInputError if the provider or the package is missing.
         """
         given = {"startingOffsets": "earliest", **self.options, **(options or {})}
         reader = self._session().readStream.format(FORMAT).options(**given)
         frame = reader.options(path=self.path, subscribe=self.topic).load()
-        changes = frame.where("key IS NOT NULL").selectExpr(
-            "key", "value", "value IS NULL AS deleted", "offset", "timestamp", "partition"
-        )
+        names = ["key", "value", "value IS NULL AS deleted", "offset", "timestamp", "partition"]
+        changes = frame.where("key IS NOT NULL")
         if not previous:
-            return changes
+            columns = self._with_columns(changes.selectExpr(*names, "topic"), documents, bad_column)
+            return columns.drop("topic")
         from kafkalog.datasource.previous_value import with_previous
 
-        return with_previous(changes)
+        changes = with_previous(changes.selectExpr(*names))
+        return self._with_columns(changes, documents, bad_column)
 
     def _log(self) -> ReadableLog:
         return opened_for_spark({**self.options, "path": self.path})

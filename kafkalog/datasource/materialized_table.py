@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +30,6 @@ from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
 from kafkalog.tables.manifest import Manifest, TableFile, manifest_name
 from kafkalog.tables.table_moment import PartitionMoment, TableMoment, location_of, mark_of, marks_of
 from kafkalog.tables.table_place import table_place
-from kafkalog.values.columns import value_columns
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
@@ -48,6 +47,9 @@ _FILE_BYTES: Final = 64 << 20
 _BROADCAST_MAX: Final = 1_000_000
 """Changes up to which every task gets all changed keys; with more, Spark chooses."""
 _READ: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+_PLACE: Final = ("key", "partition", "offset")
+_PLACES: Final = (0, -4, -3)
+"""Where these columns are among the source's, also if fields are in place of the value."""
 _HIDDEN: Final = ("_kl_key", "_kl_partition", "_kl_offset")
 _OVERTAKEN: Final = re.compile(r"IncompleteTableError|MomentPassedError|cleaned up to offset")
 """An error of a task that a cleaning has caused; Spark keeps only its text."""
@@ -86,15 +88,19 @@ class MaterializedTable:
         location: str,
         *,
         options: Mapping[str, str],
-        values: Mapping[str, Any],
+        select: Sequence[str] | None,
+        documents: Mapping[str, Any],
+        decode: Callable[[DataFrame], DataFrame],
     ) -> None:
-        """`values` are the arguments from which the columns come, see `KTable.materialize`."""
+        """`decode` gives records the columns that `documents` say; see `KTable.materialize`."""
         self.topic = topic
         self.path = path
         self.location = spark_path(location)
         self.options = dict(options)
         self._spark = spark
-        self._values = dict(values)
+        self._select = select
+        self._documents = {name: each for name, each in documents.items() if each is not None}
+        self._decode = decode
         self._views: set[str] = set()
         self._place = table_place(self.location, self.options)
 
@@ -251,16 +257,15 @@ class MaterializedTable:
 
     def _typed(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str], Sequence[str]]:
         """Return the rows of the files, the table's columns, and the place columns."""
-        values = dict(self._values)
-        select, key_json = values.pop("select"), values.pop("key_json")
-        if key_json is not None:
-            rows = _with_key_fields(rows, key_json)
-        if select is not None:
-            hidden = [f"{quoted(n)} AS {h}" for n, h in zip(_place_of(rows), _HIDDEN, strict=True)]
-            chosen = rows.selectExpr(*select, *hidden)
-            return chosen, chosen.columns[: -len(_HIDDEN)], _HIDDEN
-        typed = value_columns(rows, **values)
-        return typed, typed.columns, _place_of(typed)
+        has_keys = any(name.startswith("key_") for name in self._documents)
+        if self._select is None and not has_keys:
+            typed = self._decode(rows)  # it puts fields in place of the value
+            return typed, typed.columns, [typed.columns[place] for place in _PLACES]
+        hidden = [f"{name} AS {also}" for name, also in zip(_PLACE, _HIDDEN, strict=True)]
+        typed = self._decode(rows.selectExpr("*", *hidden))
+        if self._select is not None:
+            typed = typed.selectExpr(*self._select, *_HIDDEN)
+        return typed, typed.columns[: -len(_HIDDEN)], _HIDDEN
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -351,36 +356,18 @@ class MaterializedTable:
     @property
     def _definition(self) -> dict[str, Any]:
         """The arguments of the columns, as a manifest keeps them."""
-        return {name: _plain(value) for name, value in self._values.items() if value is not None}
+        given = {name: _plain(value) for name, value in self._documents.items()}
+        return given if self._select is None else {**given, "select": [*self._select]}
 
     @property
     def _log_options(self) -> dict[str, str]:
         return {**self.options, "path": self.path}
 
 
-def _place_of(rows: DataFrame) -> Sequence[str]:
-    """Return the names of key, partition and offset after `value_columns`, which keeps the order."""
-    names = rows.columns
-    return names[0], names[-4], names[-3]
-
-
-def _with_key_fields(rows: DataFrame, schema: Any) -> DataFrame:
-    """Return rows with the fields of their JSON keys as columns after the key."""
-    from pyspark.sql import functions as f
-
-    named = rows.select(
-        "key", f.col("key").alias("value"), f.col("value").alias("_kl_value"), *_READ[2:]
-    )
-    found = value_columns(named, json=schema)
-    if "value" in found.columns:
-        raise InvalidInputError("key_json: a field of the keys cannot be called 'value'. Rename it.")
-    return found.withColumnRenamed("_kl_value", "value")
-
-
 def _plain(value: Any) -> Any:
-    """Return an argument as plain JSON: a schema as its own."""
+    """Return an argument as plain JSON: a schema as its own, a registry as its description."""
     to_json = getattr(value, "json", None)
-    return json.loads(to_json()) if callable(to_json) else value
+    return json.loads(to_json()) if callable(to_json) else str(value)
 
 
 def _as_glob(path: str) -> str:

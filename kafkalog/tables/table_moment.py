@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
 from kafkalog.errors import IncompleteTableError
-from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
+from kafkalog.storage_engine.metadata.state import State, TopicState
 
 _MARK: Final = "materialized-table:"
 
@@ -114,9 +114,8 @@ class TableMoment:
             return f"{place} was a broker's after offset {held.offset}"
         if held.first is not None and state.log_start_offset > held.first:
             return f"{place} starts at {state.log_start_offset}, above the row at {held.first}"
-        gone_to = deletions_gone_to(state)
-        if gone_to > held.offset:
-            return f"{place}: a deletion below {gone_to} is gone, and the files are of {held.offset}"
+        if state.deletions_gone_to > held.offset:
+            return f"{place}: deletions below {state.deletions_gone_to} are gone, and the files are of offset {held.offset}"
         return None
 
     def check_log(self, state: State) -> None:
@@ -133,11 +132,6 @@ class TableMoment:
                 f"{location_of(self.mark)}: the log can no longer complete the materialized table: "
                 f"{fault}. Call refresh(), which makes its files again."
             )
-
-
-def deletions_gone_to(state: PartitionState) -> int:
-    """Return the offset after the highest tombstone that a cleaning may have removed."""
-    return int(getattr(state, "deletions_gone_to", state.cleaned_to))
 
 
 def mark_of(location: str, lineage: str, topic: str) -> str:

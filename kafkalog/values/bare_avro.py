@@ -1,9 +1,7 @@
 """Avro values without a header, decoded by one schema to their last byte.
 
-Avro says nothing of where a value ends, and Spark reads no further than the schema goes. The five
-bytes that Confluent's serializers put before a value would so become the first fields of garbage. A
-marker is therefore put behind the value, and behind both schemas: a value of another schema, or one
-that is too short or too long, does not end at the marker.
+The five bytes that Confluent's serializers put before a value would become the first fields of
+garbage: a value that has them is bad, and the reason says how to decode it.
 """
 
 from __future__ import annotations
@@ -12,88 +10,83 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.errors import InvalidInputError
+from kafkalog.values.bad_values import found, with_reason, with_struct
+from kafkalog.values.framing import body_of, id_of, is_framed
+from kafkalog.values.spark_avro import (
+    check_readable,
+    decoded,
+    ends,
+    marked,
+    names_of,
+    row_of,
+    schema_of,
+    value_of,
+    with_decoded,
+    with_marker,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-_VALUE: Final = "value"
-_DECODED: Final = "kl_decoded"
-_MARKER: Final = bytes.fromhex("b1d3f7a98ec4e25f")
-"""No field of a value is likely to have these bytes."""
-_HEADER_SIZE: Final = 5
-"""A zero byte and a schema id of four bytes, as in io.confluent.kafka.serializers
-.AbstractKafkaSchemaSerDe."""
 _PRIMITIVE: Final = {*("null", "boolean", "int", "long", "float", "double", "bytes", "string")}
-_PLACE: Final = ("topic", "partition", "offset")
-_HOW: Final = (
-    'Decode the bodies: kafkalog.value_columns(frame.withColumn("value", expr("substring(value, '
-    '6)")), avro=...) with the schema of that id'
-)
 
 
 class BareAvro:
-    """The values of one schema; raises InvalidInputError if `schema` is not that of a record.
+    """The documents of one schema in a `column`; raises InvalidInputError for another schema.
 
-    `options` are those of Spark's `from_avro`, among them a reader's schema, `avroSchema`.
+    `reader` is a schema to read them as, by default their own. `options` are those of Spark's
+    `from_avro`.
     """
 
-    def __init__(self, schema: str, options: Mapping[str, str] | None = None) -> None:
-        known = {name.lower(): name for name in options or {}}
+    def __init__(
+        self,
+        schema: str,
+        column: str = "value",
+        *,
+        reader: str | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._column = column
         given = dict(options or {})
-        mode = given.get(known.get("mode", ""), "FAILFAST").upper()
-        self._is_permissive = mode == "PERMISSIVE"
-        if mode in {"PERMISSIVE", "FAILFAST"}:  # Spark refuses others
-            given.pop(known.get("mode", ""), None)
-            given["mode"] = "PERMISSIVE"
-        self._has_other_reader = "avroschema" in known
-        if reader := known.get("avroschema"):
-            given[reader] = _marked(given[reader])
-        self._schema = _marked(schema)
+        known = {name.lower(): name for name in given}
+        other = given.pop(known["avroschema"]) if "avroschema" in known else reader
+        self._writer = schema_of(schema)
+        self._reader = row_of(self._writer if other is None else schema_of(other))
+        self._has_other_reader = self._reader is not self._writer
+        self._schema = marked(self._writer)
+        if self._has_other_reader:
+            given["avroSchema"] = marked(self._reader)
         self._options = given
 
-    def replace_values(self, df: DataFrame) -> DataFrame:
-        """Return `df` with the decoded record in the column `value`.
+    def decoded(self, df: DataFrame) -> DataFrame:
+        """Return `df` with structs in the column, and with reasons in `kl_bad`.
 
-        Raises InvalidInputError if Spark's Avro package is not on the class path.
+        Raises InvalidInputError if Spark's Avro package is not on the class path, and for a schema
+        that Spark cannot read.
         """
-        from pyspark.errors import AnalysisException
         from pyspark.sql import functions as F
 
-        whole = F.col(_VALUE).cast("binary")
-        try:
-            decoded = df.withColumn(_DECODED, self._decoded(whole))
-            _ = decoded.schema  # Spark Connect resolves nothing before it is asked for the schema
-        except (TypeError, AttributeError):  # releases without the built-in function
-            raise _no_avro(df) from None
-        except AnalysisException as fault:
-            if "AVRO_NOT_LOADED" in str(fault):
-                raise _no_avro(df) from None
-            raise
-        has_header = F.substring(whole, 1, 1) == F.lit(b"\0")
-        # A schema id is positive.
-        has_header &= (F.length(whole) >= _HEADER_SIZE) & (
-            F.substring(whole, 2, 1) < F.lit(b"\x80")
-        )
+        check_readable(self._reader, df, self._options)
+        struct = f"kl_{self._column}"
+        whole = F.col(self._column).cast("binary")
+        frame = with_decoded(df, struct, lambda: self._decoded(whole))
+        has_head = is_framed(whole)
         # Such a value, and it alone, is decoded once more: without the first five bytes.
-        is_framed = has_header & self._is_value(
-            F.substring(whole, F.lit(_HEADER_SIZE + 1), F.length(whole))
-        )
-        is_whole = _ends(F.col(_DECODED))
-        failure = (
-            F.lit(None)
-            if self._is_permissive
-            else F.raise_error(self._reason(df, whole, is_whole, is_framed, has_header))
-        )
-        value = F.when(whole.isNull() | (is_whole & ~is_framed), F.col(_DECODED)["kl_value"])
-        return decoded.withColumn(_VALUE, value.otherwise(failure)).drop(_DECODED)
+        has_body = has_head & self._is_value(body_of(whole))
+        is_whole = ends(F.col(struct))
+        is_fine = whole.isNull() | (is_whole & ~has_body)
+        reason = self._reason(whole, is_whole, has_body, has_head)
+        frame = with_reason(frame, F.when(~is_fine, reason))
+        value = value_of(F.col(struct), self._reader, self._column)
+        return with_struct(frame, self._column, value).drop(struct)
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
+        return names_of(self._reader, self._column)
 
     def _decoded(self, body: Column) -> Column:
-        from pyspark.sql import functions as F
-        from pyspark.sql.avro.functions import from_avro
-
-        return from_avro(F.concat(body, F.lit(_MARKER)), self._schema, self._options)
+        return decoded(body, self._schema, self._options)
 
     def _is_value(self, body: Column) -> Column:
         """Return whether bytes are a value of the schema, as an encoder writes it.
@@ -103,79 +96,54 @@ class BareAvro:
         from pyspark.sql import functions as F
         from pyspark.sql.avro.functions import to_avro
 
-        decoded = self._decoded(body)
+        value = self._decoded(body)
         record = json.loads(self._schema)
         if self._has_other_reader or '"boolean"' not in self._schema or not _is_plain(record):
-            return _ends(decoded)
-        encoded = F.when(_ends(decoded), to_avro(decoded, self._schema))
-        return F.coalesce(encoded == F.concat(body, F.lit(_MARKER)), F.lit(False))
+            return ends(value)
+        encoded = F.when(ends(value), to_avro(value, self._schema))
+        return F.coalesce(encoded == with_marker(body), F.lit(False))
 
-    @staticmethod
     def _reason(
-        df: DataFrame, whole: Column, is_whole: Column, is_framed: Column, has_header: Column
+        self, whole: Column, is_whole: Column, has_body: Column, has_head: Column
     ) -> Column:
-        """Return why a value is not decoded, beginning with its place if `df` has that."""
+        """Return why a value is not decoded."""
         from pyspark.sql import functions as F
 
-        where = F.lit("value_columns")
-        if set(_PLACE) <= set(df.columns):
-            topic, partition, offset = map(F.col, _PLACE)
-            where = F.format_string("%s-%s offset %s", topic, partition, offset)
-        number = F.conv(F.hex(F.substring(whole, 2, 4)), 16, 10)
-        found = F.hex(F.substring(whole, 1, 20))
-        framed = "the value is framed (expected Avro of the schema alone, found a zero byte and "
-        either = "the value has two meanings (expected Avro of the schema alone, found bytes that "
+        number = id_of(whole)
+        it = f"the {self._column}"
+        argument = "avro=" if self._column == "value" else f"{self._column}_avro="
+        how = f"Give {argument}kafkalog.SchemaRegistry(...), which has the schema %s"
+        framed = f"{it} is framed (expected Avro of the schema alone, found a zero byte and "
+        either = f"{it} has two meanings (expected Avro of the schema alone, found bytes that "
         either += "are so whole, and without the first five, a zero byte and "
-        neither = "the value is not Avro of the schema (expected one that ends where the schema "
-        return F.concat(
-            where,
-            F.lit(": "),
+        neither = f"{it} is not Avro of the schema (expected one that ends where the schema "
+        return (
             F.when(
-                is_framed & is_whole,
+                has_body & is_whole,
                 F.format_string(
-                    f"{either}the schema id %s). {_HOW}. If they are bare, decode them with "
+                    f"{either}the schema id %s). {how}. If they are bare, decode them with "
                     "Spark's from_avro.",
+                    number,
                     number,
                 ),
             )
-            .when(is_framed, F.format_string(f"{framed}the schema id %s). {_HOW}.", number))
+            .when(has_body, F.format_string(f"{framed}the schema id %s). {how}.", number, number))
             .when(
-                has_header,
+                has_head,
                 F.format_string(
-                    f"{neither}does, found X'%s'). If it is framed, its schema id is %s. {_HOW}.",
-                    found,
+                    f"{neither}does, found %s). If it is framed, its schema id is %s. {how}.",
+                    found(whole),
+                    number,
                     number,
                 ),
             )
             .otherwise(
                 F.format_string(
-                    f"{neither}does, found X'%s'). Give the schema that it was written with, or "
-                    'options={"mode": "PERMISSIVE"}, which makes nulls of such values.',
-                    found,
+                    f"{neither}does, found %s). Give the schema that it was written with.",
+                    found(whole),
                 )
-            ),
+            )
         )
-
-
-def _ends(decoded: Column) -> Column:
-    """Return whether a decoded value ends at the marker; false for none."""
-    from pyspark.sql import functions as F
-
-    return F.coalesce(decoded["kl_end"] == F.lit(_MARKER), F.lit(False))
-
-
-def _marked(schema: str) -> str:
-    """Return the schema of a record with the marker behind it; raises InvalidInputError."""
-    try:
-        record: Any = json.loads(schema)
-        is_record = record["type"] == "record"
-    except (ValueError, TypeError, KeyError):
-        is_record = False
-    if not is_record:
-        raise InvalidInputError("avro= takes the schema of a record, in Avro's JSON")
-    end = {"type": "fixed", "name": "kl_end", "size": len(_MARKER)}
-    fields = [{"name": "kl_value", "type": record}, {"name": "kl_end", "type": end}]
-    return json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
 
 
 def _is_plain(schema: Any) -> bool:
@@ -193,12 +161,3 @@ def _is_plain(schema: Any) -> bool:
     if kind in {"array", "map"}:
         return _is_plain(schema["items" if kind == "array" else "values"])
     return kind in {"enum", "fixed"} or _is_plain(kind)
-
-
-def _no_avro(df: DataFrame) -> InvalidInputError:
-    from kafkalog.spark_release import avro_package
-
-    return InvalidInputError(
-        "Avro values need Spark's Avro package on the class path: start the session with "
-        f"spark.jars.packages={avro_package(df.sparkSession.version)}"
-    )

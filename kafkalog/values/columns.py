@@ -1,82 +1,145 @@
-"""The fields of JSON or Avro values as columns, by Spark's own functions."""
+"""The fields of JSON or Avro documents as columns, by Spark's own functions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.values.bare_avro import BareAvro
+from kafkalog.values.bad_values import BAD, raised
+from kafkalog.values.record_form import RecordForm, names_in
+from kafkalog.values.spark_avro import comparison
+from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-_VALUE: Final = "value"
+    from kafkalog.values.schema_registry import SchemaRegistry
+
+_SIDES: Final = ("key", "value")
 
 
 def value_columns(
     df: DataFrame,
     *,
     json: StructType | str | None = None,
-    avro: str | None = None,
+    avro: str | SchemaRegistry | None = None,
+    key_json: StructType | str | None = None,
+    key_avro: str | SchemaRegistry | None = None,
+    reader: str | None = None,
+    key_reader: str | None = None,
+    subject: str | None = None,
+    key_subject: str | None = None,
+    bad_column: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Return `df` with the fields of its documents as columns in place of `value`.
+    """Return `df` with the fields of its documents as columns in place of `value`, and of `key`.
 
-    Give exactly one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`,
-    a schema in Avro's JSON. The column `value` is binary or string. `options` are those of Spark's
-    `from_json` or `from_avro`. Another column with the name of a field becomes `_<name>`; letter
-    case counts if `spark.sql.caseSensitive` is true. A tombstone gives nulls in all fields. So does
-    a JSON value that does not parse, unless `options` have `mode=FAILFAST`. An Avro value that does
-    not end where its schema does fails the query, unless `options` have `mode=PERMISSIVE`.
+    Give one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`, a schema
+    in Avro's JSON, or a `SchemaRegistry` for framed values. `key_json` and `key_avro` do the same
+    with the column `key`. The columns are binary or string. A document that is no record becomes
+    one column, with the name that it had. Another column with the name of a field becomes
+    `_<name>`; letter case counts if `spark.sql.caseSensitive` is true. `options` are those of
+    Spark's `from_json` or `from_avro`.
 
-    `avro` is for bare values. A framed value, with the five bytes that Confluent's serializers put
-    before it, fails the query, and the error says how to decode it.
+    A tombstone gives nulls in all fields. A bad document fails the query, and the error has its
+    place and the reason. With `mode=PERMISSIVE` in `options` it gives nulls; that is the default of
+    JSON, as in Spark's `from_json`. `bad_column` is the name of a further column: it says why a
+    record is bad, and is null if it is not. Nothing fails then, and the fields of a bad record are
+    null.
 
-    Works on streams too. Raises InvalidInputError for an invalid schema, for equal column names,
-    and if Spark's Avro package is not on the class path.
+    `avro` as a schema is for bare values: one with the five bytes that Confluent's serializers put
+    before it is bad, and the reason says how to decode it. With a registry it is the other way
+    round. Each value is then decoded with the schema that it was written with, into the columns of
+    one reader's schema: `reader`, else the latest of `subject`, by default `<topic>-value` if `df`
+    has one topic. If there is no such subject, it is the schema with the highest id among those in
+    use. A batch is read once more before, for the ids in it. A stream takes all versions of the
+    subject, so it needs `subject` unless the registry is a dict or a log; a value with another id
+    stops it with an error, and it goes on when it is started again. `json` takes framed documents
+    as it takes bare ones.
+
+    Raises InvalidInputError for an invalid schema, for equal column names, for schemas that Avro
+    would read as other values (a decimal of another scale, a time of another unit), and if Spark's
+    Avro package is not on the class path; SchemaNotFoundError, SchemaRegistryError.
     """
-    from pyspark.sql import functions
-
-    from kafkalog.values.spark_sql import fields_of, quoted
-
-    if (json is None) == (avro is None):
+    if json is None and avro is None and key_json is None and key_avro is None:
         raise InvalidInputError(
             "value_columns: give either json= (a Spark schema) or avro= (an Avro schema)"
         )
-    if _VALUE not in df.columns:
-        raise InvalidInputError(
-            f"value_columns: there is no column value; the columns are: {', '.join(df.columns)}"
-        )
-    options = dict(options or {})
-    if json is not None:
-        text = functions.col(_VALUE).cast("string")
-        # Spark Connect refuses an empty map.
-        document = functions.from_json(text, fields_of(json, "json"), options or None)
-        parsed = df.withColumn(_VALUE, document)
-    else:
-        assert avro is not None
-        parsed = BareAvro(avro, options).replace_values(df)
-    fields = _field_names(parsed)
-    same = _comparison(df)
-    taken = {same(field) for field in fields}
-    others = [name for name in df.columns if name != _VALUE]
-    renamed = {name: f"_{name}" if same(name) in taken else name for name in others}
-    _check_distinct([*renamed.values(), *fields], same)
-    columns: list[Column] = []
+    given = dict(options or {})
+    mode = next((text.upper() for name, text in given.items() if name.lower() == "mode"), None)
+    if mode not in {None, "PERMISSIVE", "FAILFAST"}:
+        raise InvalidInputError(f"value_columns: mode is PERMISSIVE or FAILFAST, not {mode}")
+    is_lenient = mode == "PERMISSIVE" and bad_column is None
+    form = RecordForm.of(
+        json=json,
+        avro=avro,
+        key_json=key_json,
+        key_avro=key_avro,
+        reader=reader,
+        key_reader=key_reader,
+        subject=subject,
+        key_subject=key_subject,
+        options=given,
+        is_strict=mode == "FAILFAST" or bad_column is not None,
+    )
+    return columns_of(df, form, bad_column=bad_column, is_lenient=is_lenient)
+
+
+def columns_of(
+    df: DataFrame,
+    form: RecordForm,
+    *,
+    bad_column: str | None = None,
+    is_lenient: bool = False,
+    topics: Collection[str] = (),
+) -> DataFrame:
+    """Return `df` with the fields of its documents as columns, see `value_columns`.
+
+    `topics` are those of a stream, for the subjects of their schemas.
+    """
+    from pyspark.sql import functions as F
+
+    sides = [side for side, each in zip(_SIDES, (form.key, form.value), strict=True) if each]
+    for side in sides:
+        if side not in df.columns:
+            raise InvalidInputError(
+                f"value_columns: there is no column {side}; the columns are: "
+                f"{', '.join(df.columns)}"
+            )
+    form.prepare(df, topics)
+    decoded = form.decoded(df)
+    if not is_lenient and bad_column is None:
+        for side in sides:
+            fine = F.when(F.col(BAD).isNull(), F.col(side))
+            decoded = decoded.withColumn(side, fine.otherwise(raised(df, F.col(BAD))))
+    return _spread(df, decoded, sides, bad_column)
+
+
+def _spread(
+    df: DataFrame, decoded: DataFrame, sides: Collection[str], bad_column: str | None
+) -> DataFrame:
+    """Return decoded records with the fields of their structs as columns."""
+    from pyspark.sql import functions as F
+
+    fields = {side: names_in(decoded, side) for side in sides}
+    same = comparison(df)
+    values = {same(name) for name in fields.get("value", ())}
+    keys = {same(name) for name in fields.get("key", ())}
+    columns: list[tuple[str, Column]] = []
     for name in df.columns:
-        if name == _VALUE:
-            columns += [functions.col(_VALUE)[field].alias(field) for field in fields]
-        else:
-            columns.append(functions.col(quoted(name)).alias(renamed[name]))
-    return parsed.select(*columns)
-
-
-def _comparison(df: DataFrame) -> Callable[[str], str]:
-    """Return the function that makes names equal if Spark treats them as the same."""
-    is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false")
-    return str if str(is_exact).lower() == "true" else str.lower
+        if name not in sides:
+            alias = f"_{name}" if same(name) in values | keys else name
+            columns.append((alias, F.col(quoted(name))))
+            continue
+        for field in fields[name]:
+            alias = f"_{field}" if name == "key" and same(field) in values else field
+            columns.append((alias, F.col(name)[field]))
+    if bad_column is not None:
+        columns.append((bad_column, F.col(BAD)))
+    _check_distinct([name for name, _ in columns], same)
+    return decoded.select(*[column.alias(name) for name, column in columns])
 
 
 def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
@@ -92,11 +155,3 @@ def _check_distinct(names: list[str], same: Callable[[str], str]) -> None:
                 "same to Spark unless spark.sql.caseSensitive is true"
             )
         first[same(name)] = name
-
-
-def _field_names(parsed: DataFrame) -> list[str]:
-    from pyspark.sql.types import StructType
-
-    kind = parsed.schema[_VALUE].dataType
-    assert isinstance(kind, StructType)
-    return kind.fieldNames()

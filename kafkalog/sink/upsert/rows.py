@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack, cast
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
+from kafkalog.values.bad_values import BAD
+from kafkalog.values.record_form import DocumentArguments, RecordForm, names_in
 from kafkalog.values.spark_sql import fields_of, quoted
 
 if TYPE_CHECKING:
@@ -37,7 +39,6 @@ REMEDY = (
 )
 """What to do about a record that does not fit."""
 _RAW = ("key", "value", "topic", "partition", "offset")
-_CORRUPT = "kl_corrupt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +62,30 @@ class RowShape:
     - `schema` ("count int, name string", or a StructType): values are JSON documents of these
       fields; the columns are `key` and the fields. A missing field is null. Spark's `from_json`
       ignores text behind the document, and reads the escape of half a surrogate pair as "?".
+    - `json`, `avro`: values are documents of these fields, see `kafkalog.value_columns`; the
+      columns are `key` and the fields. With `key_json` or `key_avro` the keys are documents too,
+      and their fields are columns of the table's key. A field of the value with the name of one of
+      the key is left out.
     - `select` as a list of SQL expressions or Columns is evaluated for each record.
     - `select` as a function from DataFrame to DataFrame gets the latest record of each key.
 
-    `key` names the columns of the table's key. With `schema` and other columns than `key`, the
-    records' keys are JSON documents of those fields, and the values of the others.
+    `key` names the columns of the table's key: by default `key`, or all fields of documents in the
+    keys. With `schema` and other columns than `key`, the records' keys are JSON documents of those
+    fields, and the values of the others.
 
     `select` must return the columns of the key, without nulls. The rows of a list are reduced to
     the latest per returned key. A function gets records reduced by the record's key, so its keys
     must be one-to-one with those. A row is a deletion if its boolean column `deleted` (any letter
     case) is true; that column is not stored. Without it, a row is a deletion if `value` is null:
-    the record's value, or with a function the value in its result.
+    the record's value, or with a function the value in its result. A row is bad if its boolean
+    column `bad` (any letter case) is true; that column is not stored either.
 
     `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
 
-    A record is bad if its value, or its key, is not a document of the fields, and if `select` makes
-    a null key. It fails the micro-batch, and the error names the record. With `leaves_out_bad` it
-    makes no row, and an earlier record of its key counts as the latest.
+    A record is bad if its value, or its key, is not a document of the fields, if a field of the key
+    is null, and if `select` says so or makes a null key. It fails the micro-batch, and the error
+    names the record. With `leaves_out_bad` it makes no row, and an earlier record of its key counts
+    as the latest.
     """
 
     def __init__(
@@ -88,25 +96,35 @@ class RowShape:
         key_type: str = "binary",
         key: str | Sequence[str] = "key",
         leaves_out_bad: bool = False,
+        **documents: Unpack[DocumentArguments],
     ) -> None:
         if isinstance(key, (str, list, tuple)):
-            self.keys = [key] if isinstance(key, str) else list(key)
+            self._keys = [key] if isinstance(key, str) else list(key)
         else:
-            self.keys = []
-        if select is not None and schema is not None:
-            raise InvalidInputError("an upsert takes select or schema, not both")
+            self._keys = []
+        given = {name: each for name, each in documents.items() if each is not None}
+        self._documents = cast("DocumentArguments", given)
+        self._form: RecordForm | None = None
+        if (select is not None) + (schema is not None) + bool(self._documents) > 1:
+            raise InvalidInputError("an upsert takes one of select, schema, and json or avro")
         if isinstance(select, str):
             raise InvalidInputError(f"select is a list of expressions or a function: [{select!r}]")
         if key_type not in {"binary", "string"}:
             raise InvalidInputError(f'key_type is "binary" or "string", not {key_type!r}')
         if select is not None and key_type != "binary":
             raise InvalidInputError("key_type goes without select, which makes the key itself")
-        are_names = all(isinstance(name, str) and name for name in self.keys)
-        if not are_names or not 0 < len(self.keys) == len({name.lower() for name in self.keys}):
+        self._has_key_documents = not self._documents.keys().isdisjoint({"key_json", "key_avro"})
+        if self._has_key_documents and key_type != "binary":
+            raise InvalidInputError("key_type goes without key_json and key_avro")
+        are_names = all(isinstance(name, str) and name for name in self._keys)
+        lowered = {name.lower() for name in self._keys if isinstance(name, str)}
+        if not are_names or not 0 < len(self._keys) == len(lowered):
             raise InvalidInputError(f"key names one or more different columns, not {key!r}")
-        if not self._has_own_key and select is None and (schema is None or key_type != "binary"):
+        makes_key = select is not None or self._has_key_documents
+        if not self._has_own_key and not makes_key and (schema is None or key_type != "binary"):
             raise InvalidInputError(
-                f"key={self.keys} needs select, or schema without key_type, to make these columns"
+                f"key={self._keys} needs select, key_json, key_avro, or schema without key_type, "
+                "to make these columns"
             )
         if leaves_out_bad and callable(select):
             raise InvalidInputError(
@@ -119,11 +137,52 @@ class RowShape:
         self._leaves_out_bad = leaves_out_bad
         if schema is not None and (not isinstance(schema, str) or _can_parse()):
             self._fields()
+        elif self._documents and _can_parse():
+            self._record_form()
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns of the table's key; a registry has been asked for those of its schemas."""
+        form = self._form
+        if form is None or form.key is None:
+            return self._keys
+        names = form.key.names()
+        if self._keys == ["key"]:
+            return names
+        if missing := [name for name in self._keys if name not in names]:
+            raise InvalidInputError(
+                f"key names the column {missing[0]} (expected a field of the records' keys, found "
+                f"{', '.join(names)})"
+            )
+        return self._keys
 
     @property
     def _has_own_key(self) -> bool:
         """Whether the table's key is a column `key`, which without `select` is the record's."""
-        return self.keys == ["key"]
+        return self._keys == ["key"] and not self._has_key_documents
+
+    def ask_for(self, df: DataFrame, topics: Collection[str]) -> None:
+        """Ask registries for the schemas of a micro-batch's records, before its rows are made."""
+        if form := self._record_form():
+            form.ask_for(df, topics)
+
+    def knows_columns(self, topics: Collection[str]) -> bool:
+        """Return whether the rows' columns are known before any record; registries are asked."""
+        form = self._record_form()
+        return form is None or form.knows_columns(topics)
+
+    def _record_form(self) -> RecordForm | None:
+        """Return how the records' documents are decoded; None with `select`, or without any."""
+        if self._form is None and self._schema is not None:
+            fields = self._fields()
+            if self._has_own_key:
+                self._form = RecordForm.of(json=fields)
+            else:
+                others, own = _without(fields, self._keys), _only(fields, self._keys)
+                self._form = RecordForm.of(json=others, key_json=own, refuses_null_keys=True)
+        elif self._form is None and self._documents:
+            self._form = RecordForm.of(**self._documents, refuses_null_keys=True)
+        return self._form
 
     @property
     def is_row_by_row(self) -> bool:
@@ -154,9 +213,9 @@ class RowShape:
                     "rows that are not the latest of their key, and a select function"
                 )
             shaped = self._select(latest_per_key(df, parts))
-            return self._checked(
-                shaped, _deletion(shaped), _record_of(shaped), self._null_key(shaped.columns)
-            )
+            reason = F.coalesce(_bad(shaped), self._null_key(shaped.columns))
+            names = [name for name in shaped.columns if not _is_bad(name)]
+            return self._checked(shaped, _deletion(shaped), _record_of(shaped), reason, names)
         # Other keys than the records' are made, and bad records left out, before the reduction.
         is_before = (
             latest and self._select is None and self._has_own_key and not self._leaves_out_bad
@@ -186,25 +245,53 @@ class RowShape:
 
     def _marked(self, records: DataFrame, *more: Column) -> DataFrame:
         """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
-        if self._schema is not None:
-            key = self._key if self._has_own_key else None
-            return _parsed(records, self._fields(), self.keys, key, more)
+        from pyspark.sql import functions as F
+
+        if form := self._record_form():
+            return self._parsed(records, form, more)
         wanted = self._select if self._select is not None else [self._key, *_RAW[1:]]
         assert not callable(wanted), "a function's rows do not say which records they are from"
-        first = [*_of_record(), *more]
+        first = [*_of_record(F.col("value")), *more]
         shaped = records.select(*first, *map(_expression, wanted))
         names = list(shaped.columns)[len(first) :]
         _check_names(names)
         head = list(shaped.columns)[: len(first)]
+        reason = F.coalesce(_bad(shaped.select(*map(column_of, names))), self._null_key(names))
         return shaped.select(
-            *head, self._null_key(names).alias(REASON), *[column_of(name) for name in names]
+            *head, reason.alias(REASON), *[column_of(name) for name in names if not _is_bad(name)]
+        )
+
+    def _parsed(self, records: DataFrame, form: RecordForm, more: Sequence[Column]) -> DataFrame:
+        """Return the fields of documents, and the record's own key if its table has that."""
+        from pyspark.sql import functions as F
+
+        kept = records.select("*", *more)
+        added = kept.columns[len(records.columns) :]
+        decoded = form.decoded(kept)
+        named = {"key": F.expr(self._key)}
+        if form.key is not None:
+            named = {name: F.col("key")[name] for name in names_in(decoded, "key")}
+        if form.value is None:
+            named["value"] = F.col("value")
+        else:
+            for name in names_in(decoded, "value"):
+                # The key's field goes first, because a tombstone has no other.
+                named.setdefault(name, F.col("value")[name])
+        if self._schema is not None and not self._has_own_key:
+            named = {name: named[name] for name in self._fields().names}
+        _check_names(list(named))
+        return decoded.select(
+            *_of_record(F.col("value")),
+            *added,
+            F.col(BAD).alias(REASON),
+            *[column.alias(name) for name, column in named.items()],
         )
 
     def _fields(self) -> StructType:
         """Return the fields of `schema`; raises InvalidInputError."""
         assert self._schema is not None
         fields = fields_of(self._schema, "schema")
-        if missing := [n for n in self.keys if not self._has_own_key and n not in fields.names]:
+        if missing := [n for n in self._keys if not self._has_own_key and n not in fields.names]:
             raise InvalidInputError(
                 f"key names the column {missing[0]} (expected a field of schema, found "
                 f"{', '.join(fields.names)}). Add it to schema."
@@ -266,11 +353,11 @@ def _expression(given: str | Column) -> Column:
     return F.expr(given) if isinstance(given, str) else given
 
 
-def _of_record() -> list[Column]:
+def _of_record(value: Column) -> list[Column]:
     from pyspark.sql import functions as F
 
     origin = [F.col(source).cast(kind).alias(name) for name, (source, kind) in RECORD.items()]
-    return [F.col("value").isNull().alias(DELETED), *origin]
+    return [value.isNull().alias(DELETED), *origin]
 
 
 def _record_of(shaped: DataFrame) -> list[Column | str]:
@@ -291,17 +378,38 @@ def deletion_column(names: Sequence[str]) -> str | None:
     return next((name for name in names if name.lower() == "deleted"), None)
 
 
+def _is_bad(name: str) -> bool:
+    """Return whether a column marks bad rows: `bad`, in any letter case as in Spark."""
+    return name.lower() == "bad"
+
+
+def _bad(shaped: DataFrame) -> Column:
+    """Return why a row is bad, as its column `bad` says; null if it is not."""
+    from pyspark.sql import functions as F
+
+    none = F.lit(None).cast("string")
+    for field in shaped.schema.fields:
+        if _is_bad(field.name):
+            _check_boolean(field.name, field.dataType, "are bad")
+            return F.when(F.col(field.name), F.lit("select says that it is bad"))
+    return none
+
+
+def _check_boolean(name: str, kind: DataType, what: str) -> None:
+    if kind.typeName() != "boolean":
+        raise InvalidInputError(
+            f"select gives a column '{name}' of type {kind.simpleString()}; it says which rows "
+            f"{what}, so it must be boolean; give a column to be stored another name"
+        )
+
+
 def _deletion(shaped: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
-    types = {field.name: field.dataType.simpleString() for field in shaped.schema.fields}
+    types = {field.name: field.dataType for field in shaped.schema.fields}
     name = deletion_column(list(types))
     if name is not None:
-        if types[name] != "boolean":
-            raise InvalidInputError(
-                f"select gives a column '{name}' of type {types[name]}; it says which rows "
-                "are deletions, so it must be boolean; give a column to be stored another name"
-            )
+        _check_boolean(name, types[name], "are deletions")
         return F.coalesce(F.col(name), F.lit(False)).alias(DELETED)
     if "value" not in types:
         raise InvalidInputError(
@@ -309,88 +417,6 @@ def _deletion(shaped: DataFrame) -> Column:
             'add "value is null as deleted"'
         )
     return F.col("value").isNull().alias(DELETED)
-
-
-def _parsed(
-    records: DataFrame,
-    fields: StructType,
-    keys: Sequence[str],
-    key: str | None,
-    more: Sequence[Column],
-) -> DataFrame:
-    """Return the fields of JSON documents, and `key` by its expression.
-
-    With `key` None the fields `keys` come from the records' keys, and the others from the values.
-    """
-    from pyspark.sql import functions as F
-
-    value = _Document("value", fields if key is not None else _without(fields, keys))
-    documents = [value]
-    is_bad = ~F.col(DELETED) & value.is_wrong()
-    reason = F.when(is_bad, value.fault())
-    if key is None:
-        of_key = _Document("key", _only(fields, keys))
-        documents.append(of_key)
-        reason = F.when(of_key.is_wrong() | of_key.has_nulls(), of_key.fault()).otherwise(reason)
-    own = [] if key is None else [F.expr(key)]
-    first = [*_of_record(), *more]
-    # Each step is its own projection, so that Spark parses once, not once per field.
-    parsed = records.select(*first, *own, *[each for one in documents for each in one.parsed()])
-    return parsed.select(
-        *list(parsed.columns)[: len(first)],
-        reason.alias(REASON),
-        *(["key"] if own else []),
-        *[
-            (of_key if key is None and name in keys else value).field(name).alias(name)
-            for name in fields.names
-        ],
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """The JSON document in the column `source` of a record."""
-
-    source: str
-    fields: StructType
-
-    def parsed(self) -> list[Column]:
-        """Return the document, and the beginning of its text for errors."""
-        from pyspark.sql import functions as F
-        from pyspark.sql.types import StructType
-
-        text = F.col(self.source).cast("string")
-        whole = StructType(list(self.fields.fields)).add(_CORRUPT, "string")
-        # Spark's parser would put U+FFFD for bytes that are no UTF-8.
-        valid = F.try_validate_utf8(text)
-        document = F.from_json(valid, whole, {"columnNameOfCorruptRecord": _CORRUPT})
-        begin = F.substring(F.make_valid_utf8(text), 1, 100)
-        return [document.alias(self._name), begin.alias(f"{self._name}_text")]
-
-    def field(self, name: str) -> Column:
-        from pyspark.sql import functions as F
-
-        return F.col(self._name)[name]
-
-    def is_wrong(self) -> Column:
-        from pyspark.sql import functions as F
-
-        return F.col(self._name).isNull() | self.field(_CORRUPT).isNotNull()
-
-    def has_nulls(self) -> Column:
-        return functools.reduce(
-            operator.or_, [self.field(name).isNull() for name in self.fields.names]
-        )
-
-    def fault(self) -> Column:
-        from pyspark.sql import functions as F
-
-        words = f"the {self.source} is not a JSON document of {self.fields.simpleString()}; found '"
-        return F.concat(F.lit(words), F.col(f"{self._name}_text"), F.lit("'"))
-
-    @property
-    def _name(self) -> str:
-        return f"kl_{self.source}"
 
 
 def _only(fields: StructType, names: Sequence[str]) -> StructType:

@@ -17,10 +17,10 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
@@ -31,6 +31,7 @@ from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
+from kafkalog.values.record_form import DocumentArguments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -108,7 +109,7 @@ class Batch:
         )
 
 
-class UpsertArguments(TypedDict, total=False):
+class UpsertArguments(DocumentArguments, total=False):
     """The arguments that all upserts share; see `Upsert`."""
 
     select: Callable[[DataFrame], DataFrame] | Sequence[str | Column] | None
@@ -129,6 +130,9 @@ class Upsert(ABC):
 
     Args:
         select, schema: shape the rows, see `RowShape`.
+        json, avro, key_json, key_avro: so do these, see `kafkalog.value_columns`, with the schemas
+            of `reader`, `subject`, `key_reader` and `key_subject`. A registry is asked for the
+            schemas of each micro-batch, so new ones may come while the query runs.
         key: the column or columns of the table's key, its primary key if the upsert creates it.
         key_type: "string" makes the column `key` text, if `select` does not make it.
         name: the query, as the table's positions name it, instead of the query's id. A name belongs
@@ -172,6 +176,7 @@ class Upsert(ABC):
         on_new_column: str = "fail",
         reset_writer: bool = False,
         replace_first: bool = False,
+        **documents: Unpack[DocumentArguments],
     ) -> None:
         if not table or "\0" in table:
             raise InvalidInputError(f"{type(self).__name__}: {table!r} is not a table name")
@@ -185,6 +190,7 @@ class Upsert(ABC):
             key_type=key_type,
             key=key,
             leaves_out_bad=self.bad_records.are_left_out,
+            **documents,
         )
         self.adds_columns = on_new_column == "add"
         self.name = name
@@ -262,6 +268,7 @@ class Upsert(ABC):
         if self.is_due(batch, position):
             if self.refuses_gaps:  # refuse early; the transaction logs the warning
                 self._check_gap(batch, position)
+            self.shape.ask_for(df, batch.end_offsets.keys())
             if self.bad_records.are_left_out:
                 # The log would drop the dead letters of another plan.
                 sync_plan(running.checkpoint, batch.batch_id)
@@ -309,12 +316,14 @@ class Upsert(ABC):
         is missing.
         """
 
-    def check_columns(self, records: DataFrame) -> None:
+    def check_columns(self, records: DataFrame, topics: Collection[str]) -> None:
         """Check, before a query starts, whether the table has the columns of its rows.
 
-        `records` has the columns of the stream; its rows do not matter. Raises InvalidInputError if
-        a column is missing and the upsert does not add it.
+        `records` has the columns of the stream of `topics`; its rows do not matter. Raises
+        InvalidInputError if a column is missing and the upsert does not add it.
         """
+        if not self.shape.knows_columns(topics):
+            return  # the first micro-batch tells
         # A stream allows no reduction of this kind, so a frame of the same columns stands in.
         empty = records.sparkSession.createDataFrame([], records.schema)
         rows = self.shape.rows(empty, latest=not self.shape.is_row_by_row)

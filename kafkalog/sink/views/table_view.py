@@ -162,7 +162,7 @@ class KTableView:
                 self.target.bad_records.check({})
                 changes = self._changes(self._spark)
                 if not rebuild or not self.target.adds_columns:
-                    self.target.check_columns(changes)
+                    self.target.check_columns(changes, [self.topic])
                 self._query = self._start(changes, self._generation(rebuild))
             except BaseException:
                 self._release()

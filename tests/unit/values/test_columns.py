@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from kafkalog.datasource import values
 from kafkalog.errors import InvalidInputError
+from kafkalog.values import columns, spark_avro
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ def test_names_are_the_same_where_their_lower_case_is(name: str, other: str, is_
     """As in Spark; a folding that goes further would refuse columns that Spark tells apart."""
     conf = SimpleNamespace(get=lambda key, otherwise: otherwise)
     frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=conf))
-    same = values._comparison(frame)
+    same = spark_avro.comparison(frame)
     assert (same(name) == same(other)) is is_same
     if is_same:
         with pytest.raises(InvalidInputError, match="the same to Spark"):
-            values._check_distinct([name, other], same)
+            columns._check_distinct([name, other], same)
     else:
-        values._check_distinct([name, other], same)
+        columns._check_distinct([name, other], same)

@@ -1,0 +1,167 @@
+"""How the keys and values of a topic's records are decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.values.bad_values import with_reason
+from kafkalog.values.bare_avro import BareAvro
+from kafkalog.values.framed_avro import FramedAvro
+from kafkalog.values.json_documents import JsonDocuments
+from kafkalog.values.schema_registry import SchemaRegistry
+from kafkalog.values.spark_sql import fields_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+
+class DocumentArguments(TypedDict, total=False):
+    """The arguments that say how keys and values are decoded; see `value_columns`."""
+
+    json: StructType | str | None
+    avro: str | SchemaRegistry | None
+    key_json: StructType | str | None
+    key_avro: str | SchemaRegistry | None
+    reader: str | None
+    key_reader: str | None
+    subject: str | None
+    key_subject: str | None
+
+
+class Documents(Protocol):
+    """The documents in a column, of one encoding."""
+
+    def names(self) -> list[str]:
+        """Return the fields of the structs."""
+
+    def decoded(self, df: DataFrame, /) -> DataFrame:
+        """Return `df` with structs in the column, and with reasons in `kl_bad`.
+
+        A struct is null for a tombstone and for a bad record.
+        """
+
+
+@dataclass(frozen=True)
+class RecordForm:
+    """The documents in the keys and in the values; None for what stays bytes."""
+
+    value: Documents | None
+    key: Documents | None = None
+    refuses_null_keys: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        options: Mapping[str, str] | None = None,
+        is_strict: bool = True,
+        refuses_null_keys: bool = False,
+        **given: Unpack[DocumentArguments],
+    ) -> RecordForm:
+        """Return the form by the arguments of `value_columns`; raises InvalidInputError.
+
+        With `refuses_null_keys` a record is bad if a field of its key is null.
+        """
+        how = _How(options, is_strict)
+        value = _documents_of(
+            "value",
+            how,
+            json=given.get("json"),
+            avro=given.get("avro"),
+            reader=given.get("reader"),
+            subject=given.get("subject"),
+        )
+        key = _documents_of(
+            "key",
+            how,
+            json=given.get("key_json"),
+            avro=given.get("key_avro"),
+            reader=given.get("key_reader"),
+            subject=given.get("key_subject"),
+        )
+        return cls(value, key, refuses_null_keys=refuses_null_keys)
+
+    def ask_for(self, records: DataFrame, topics: Collection[str] = ()) -> None:
+        """Ask registries for the schemas of all records of a frame that is not a stream."""
+        for each in self._framed():
+            each.ask_for(records, topics)
+
+    def knows_columns(self, topics: Collection[str]) -> bool:
+        """Return whether the columns are known before any record; registries are asked."""
+        return all(each.knows_reader(topics) for each in self._framed())
+
+    def prepare(self, records: DataFrame, topics: Collection[str] = ()) -> None:
+        """Ask registries for the schemas of a frame's records, before it is decoded.
+
+        Raises InvalidInputError for a stream if nobody has said which schemas it may have.
+        """
+        for each in self._framed():
+            if records.isStreaming:
+                if not each.expect(topics):
+                    raise each.unexpected(topics)
+            elif not (topics and each.knows_reader(topics) and each.expect(topics)):
+                each.ask_for(records, topics)
+
+    def decoded(self, records: DataFrame) -> DataFrame:
+        """Return the records with structs in `key` and `value`, and with reasons in `kl_bad`."""
+        from pyspark.sql import functions as F
+
+        frame = with_reason(records, F.lit(None).cast("string"))
+        for each in (self.key, self.value):
+            if each is not None:
+                frame = each.decoded(frame)
+            if each is self.key is not None and self.refuses_null_keys:
+                names = [F.when(F.col("key")[n].isNull(), F.lit(n)) for n in self.key.names()]
+                missing = F.concat(F.lit("the key has no "), F.coalesce(*names))
+                frame = with_reason(frame, F.when(F.col("key").isNotNull(), missing))
+        return frame
+
+    def _framed(self) -> list[FramedAvro]:
+        return [each for each in (self.key, self.value) if isinstance(each, FramedAvro)]
+
+
+def names_in(decoded: DataFrame, column: str) -> list[str]:
+    """Return the fields of the structs in a column of decoded records."""
+    from pyspark.sql.types import StructType
+
+    kind = decoded.schema[column].dataType
+    assert isinstance(kind, StructType)
+    return kind.fieldNames()
+
+
+@dataclass(frozen=True)
+class _How:
+    options: Mapping[str, str] | None
+    is_strict: bool
+
+
+def _documents_of(
+    column: str,
+    how: _How,
+    *,
+    json: StructType | str | None,
+    avro: str | SchemaRegistry | None,
+    reader: str | None,
+    subject: str | None,
+) -> Documents | None:
+    """Return how a column is decoded; None if it stays bytes. Raises InvalidInputError."""
+    prefix = "" if column == "value" else f"{column}_"
+    if json is not None and avro is not None:
+        raise InvalidInputError(
+            f"give either {prefix}json= (a Spark schema) or {prefix}avro= (an Avro schema, or a "
+            "SchemaRegistry), not both"
+        )
+    if avro is None and (reader or subject):
+        raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
+    if json is not None:
+        fields = fields_of(json, f"{prefix}json")
+        return JsonDocuments(fields, column, options=how.options, is_strict=how.is_strict)
+    if isinstance(avro, SchemaRegistry):
+        return FramedAvro(avro, column, reader=reader, subject=subject, options=how.options)
+    if subject:
+        raise InvalidInputError(f"{prefix}subject= goes with a SchemaRegistry in {prefix}avro=")
+    return None if avro is None else BareAvro(avro, column, reader=reader, options=how.options)

@@ -1,0 +1,172 @@
+"""Spark's `from_avro`, with which no value is read beyond its end, or short of it.
+
+Avro says nothing of where a value ends, and Spark reads no further than the schema goes. A marker
+is therefore put behind the value, and behind both schemas: a value of another schema, or one that
+is too short or too long, does not end at the marker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs import files
+from kafkalog.values.avro_schema import AvroType
+from kafkalog.values.framing import HEAD_SIZE
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+
+_PRIMITIVE: Final = {*("null", "boolean", "int", "long", "float", "double", "bytes", "string")}
+_MARKER: Final = bytes.fromhex("b1d3f7a98ec4e25f")
+"""No field of a value is likely to have these bytes."""
+_OF_SCHEMA: Final = re.compile(
+    r"(?:(?:SchemaParse|AvroType|IncompatibleSchema)Exception: |"
+    r"\[(?=DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION))(.*)"
+)
+"""What Avro and Spark say of a schema."""
+
+
+def schema_of(text: str) -> Any:
+    """Return a schema as JSON's values; raises InvalidInputError for text that is not a schema."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, TypeError):
+        schema = text
+    try:
+        tree = AvroType(schema).record()
+    except (TypeError, KeyError, AttributeError):
+        tree = None
+    if tree is None or (isinstance(tree, str) and tree not in _PRIMITIVE):
+        raise InvalidInputError(
+            "avro= takes the schema of a record, in Avro's JSON, or a SchemaRegistry (found "
+            f"{str(text)[:80]!r})"
+        )
+    return schema
+
+
+def row_of(schema: Any) -> Any:
+    """Return the record of a union with null, which is what its rows are read as; else `schema`."""
+    if isinstance(schema, list):
+        branches = [each for each in schema if each != "null"]
+        if len(branches) == 1 and is_record(branches[0]):
+            return branches[0]
+    return schema
+
+
+def is_record(schema: Any) -> bool:
+    """Return whether a schema is that of a record."""
+    return isinstance(schema, Mapping) and schema["type"] == "record"
+
+
+def names_of(schema: Any, column: str) -> list[str]:
+    """Return the fields of the structs of a reader's schema, see `value_of`."""
+    return [field["name"] for field in schema["fields"]] if is_record(schema) else [column]
+
+
+def check_readable(schema: Any, df: DataFrame, options: Mapping[str, str]) -> None:
+    """Raise InvalidInputError for a schema whose values Spark cannot have as columns."""
+    kind = AvroType(schema)
+    known = {name.lower() for name in options}
+    if kind.recursive and "recursivefieldmaxdepth" not in known:
+        raise InvalidInputError(
+            f"the Avro schema is recursive: {kind.recursive} contains itself, and Spark's columns "
+            'cannot. Give options={"recursiveFieldMaxDepth": "5"}; what lies deeper is then left '
+            "out."
+        )
+    alike = kind.fields_alike(comparison(df))
+    if alike:
+        raise InvalidInputError(
+            f"the Avro schema has the fields {alike[0]!r} and {alike[1]!r} in one record, which "
+            "are the same to Spark unless spark.sql.caseSensitive is true"
+        )
+
+
+def comparison(df: DataFrame) -> Any:
+    """Return the function that makes names equal if Spark treats them as the same."""
+    is_exact = df.sparkSession.conf.get("spark.sql.caseSensitive", "false")
+    return str if str(is_exact).lower() == "true" else str.lower
+
+
+def marked(schema: Any, *, has_head: bool = False) -> str:
+    """Return the schema of a record that holds a value, and the marker behind it.
+
+    With `has_head` the five bytes of a framed value come first.
+    """
+    end = {"type": "fixed", "name": "kl_end", "size": len(_MARKER)}
+    fields = [{"name": "kl_value", "type": schema}, {"name": "kl_end", "type": end}]
+    if has_head:
+        head = {"type": "fixed", "name": "kl_head", "size": HEAD_SIZE}
+        fields.insert(0, {"name": "kl_head", "type": head})
+    return json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+
+
+def decoded(body: Column, writer: str, options: Mapping[str, str]) -> Column:
+    """Return bytes, of one schema that is `marked`, as a struct; see `ends` and `value_of`."""
+    from pyspark.sql.avro.functions import from_avro
+
+    permissive = {name: text for name, text in options.items() if name.lower() != "mode"}
+    return from_avro(with_marker(body), writer, {**permissive, "mode": "PERMISSIVE"})
+
+
+def with_marker(body: Column) -> Column:
+    """Return bytes with the marker behind them."""
+    from pyspark.sql import functions as F
+
+    return F.concat(body, F.lit(_MARKER))
+
+
+def ends(decoded: Column) -> Column:
+    """Return whether a decoded value ends at the marker; false for none."""
+    from pyspark.sql import functions as F
+
+    return F.coalesce(decoded["kl_end"] == F.lit(_MARKER), F.lit(False))
+
+
+def value_of(decoded: Column, schema: Any, column: str) -> Column:
+    """Return the struct of a decoded value; one that is no record is its field `column`."""
+    from pyspark.sql import functions as F
+
+    value = decoded["kl_value"]
+    if is_record(schema):
+        return value
+    return F.struct(value.alias(column))
+
+
+def with_decoded(df: DataFrame, column: str, make: Callable[[], Column]) -> DataFrame:
+    """Return `df` with a column that `make` decodes.
+
+    Raises InvalidInputError if Spark's Avro package is not on the class path, or if Spark cannot
+    read the schema.
+    """
+    try:
+        result = df.withColumn(column, make())
+        _ = result.schema  # Spark Connect resolves nothing before it is asked for the schema
+    except (TypeError, AttributeError):  # releases without the built-in function
+        raise _no_avro(df) from None
+    except Exception as fault:  # of Spark, of Avro, of the connection to either
+        files.pass_on(fault)
+        if "AVRO_NOT_LOADED" in str(fault):
+            raise _no_avro(df) from None
+        reason = _OF_SCHEMA.search(str(fault))
+        if reason is None:
+            raise
+        raise InvalidInputError(
+            f"Spark cannot read the Avro schema: {reason[1].strip()}. Give another one with "
+            "reader=, or values of another schema."
+        ) from fault
+    return result
+
+
+def _no_avro(df: DataFrame) -> InvalidInputError:
+    """Return the error for a session without Spark's Avro package."""
+    from kafkalog.spark_release import avro_package
+
+    return InvalidInputError(
+        "Avro values need Spark's Avro package on the class path: start the session with "
+        f"spark.jars.packages={avro_package(df.sparkSession.version)}"
+    )

@@ -1,0 +1,132 @@
+"""What a registry's answers become. They come from a server of HTTP that says what a test wants."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import kafkalog
+from kafkalog.errors import SchemaNotFoundError, SchemaRegistryError
+
+TEXT = '{"type":"record","name":"Order","fields":[]}'
+SECRET = "geheim"
+
+
+class Answers:
+    """A server of HTTP with an answer (status, body) for each path, and the requests it had."""
+
+    def __init__(self) -> None:
+        self.by_path: dict[str, tuple[int, Any]] = {}
+        self.requests: list[str] = []
+        self.authorizations: set[str | None] = set()
+        answers = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                answers.requests.append(path)
+                answers.authorizations.add(self.headers["Authorization"])
+                status, body = answers.by_path.get(path, (404, {"error_code": 40403}))
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+
+    def __enter__(self) -> Answers:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def registry(self, **config: object) -> kafkalog.SchemaRegistry:
+        url = f"http://me:{SECRET}@127.0.0.1:{self.port}"
+        return kafkalog.SchemaRegistry(url, config={"max.retries": 0, **config})
+
+
+@pytest.fixture
+def answers() -> Iterator[Answers]:
+    with Answers() as server:
+        yield server
+
+
+def test_an_id_is_asked_for_once_and_known_in_other_processes(answers: Answers) -> None:
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT}
+    registry = answers.registry()
+    copy = pickle.loads(pickle.dumps(registry))
+    assert copy.schema(7) == copy.schema(7) == registry.schema(7)
+    assert pickle.loads(pickle.dumps(registry)).schema(7).text == TEXT
+    assert answers.requests == ["/schemas/ids/7"] * 2
+    assert registry.ids() == {7}
+
+
+def test_the_latest_version_is_that_of_the_moment(answers: Answers) -> None:
+    registry = answers.registry()
+    for number in (1, 2):
+        answers.by_path["/subjects/a/versions/latest"] = (
+            200,
+            {"subject": "a", "version": number, "id": number, "schema": TEXT},
+        )
+        assert registry.latest("a").id == number
+
+
+def test_an_id_that_is_not_there_is_asked_for_again(answers: Answers) -> None:
+    registry = answers.registry()
+    with pytest.raises(SchemaNotFoundError, match="there is no schema of the id 7"):
+        registry.schema(7)
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT}
+    assert registry.schema(7).text == TEXT
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "says"),
+    [
+        (401, {"error_code": 401, "message": "no"}, r"refuses \(HTTP 401\)"),
+        (403, b"", r"refuses \(HTTP 403\)"),
+        (404, b"<html>", r"there is no schema registry \(HTTP 404\)"),
+        (500, {"error_code": 50001, "message": "broken store"}, "answers HTTP 500: broken store"),
+        (200, b"<html>", "the answer is not a schema registry's"),
+        (200, [1], "the answer is not a schema registry's"),
+        (200, {"hello": 1}, "the answer is not a schema registry's"),
+    ],
+)
+def test_a_refusal_is_one_sentence_without_a_secret(
+    answers: Answers, status: int, body: Any, says: str
+) -> None:
+    answers.by_path["/schemas/ids/7"] = status, body
+    registry = answers.registry()
+    with pytest.raises(SchemaRegistryError, match=says) as told:
+        registry.schema(7)
+    assert SECRET not in str(told.value) + repr(registry)
+    assert str(told.value).startswith(f"http://127.0.0.1:{answers.port}: ")
+
+
+def test_credentials_are_sent(answers: Answers) -> None:
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT}
+    answers.registry().schema(7)
+    assert answers.authorizations == {"Basic bWU6Z2VoZWlt"}
+
+
+def test_a_registry_that_does_not_answer_is_an_error() -> None:
+    with Answers() as gone:
+        registry = gone.registry()
+    with pytest.raises(SchemaRegistryError, match="the schema registry cannot be reached") as told:
+        registry.schema(7)
+    assert SECRET not in str(told.value)

@@ -84,9 +84,7 @@ class KafkaLogBatchReader(DataSourceReader):
         return [partition for partition in assigned if partition in sent_to]
 
 
-def _check_moment(
-    assigned: Sequence[TopicPartition], state: State, options: SourceOptions
-) -> None:
+def _check_moment(assigned: Sequence[TopicPartition], state: State, options: SourceOptions) -> None:
     """Raise IncompleteTableError if the log cannot complete a materialized table."""
     if options.completes is not None:
         options.completes.check_log(state)

@@ -23,12 +23,19 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.read_planner import planner_of
-from kafkalog.datasource.table_files import WRITTEN, TableWriter
+from kafkalog.datasource.table_files import WRITTEN, TableReader, TableWriter
 from kafkalog.errors import IncompleteTableError, InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import clock, files
+from kafkalog.storage_engine.object_store.address import is_store_url
 from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
 from kafkalog.tables.manifest import Manifest, TableFile, manifest_name
-from kafkalog.tables.table_moment import PartitionMoment, TableMoment, location_of, mark_of, marks_of
+from kafkalog.tables.table_moment import (
+    PartitionMoment,
+    TableMoment,
+    location_of,
+    mark_of,
+    marks_of,
+)
 from kafkalog.tables.table_place import table_place
 from kafkalog.values.spark_sql import quoted
 
@@ -241,7 +248,12 @@ class MaterializedTable:
         schema = StructType.fromJson(dict(manifest.schema))
         if not manifest.files:
             return self._spark.createDataFrame([], schema)
-        paths = [_as_glob(f"file://{self.location}/{file.path}") for file in manifest.files]
+        names = [file.path for file in manifest.files]
+        if is_store_url(self.location):
+            reader = TableReader(self.location, self.options, names)
+            numbers = self._spark.range(0, len(names), 1, len(names))
+            return numbers.mapInArrow(reader.__call__, schema)
+        paths = [_as_glob(f"file://{self.location}/{name}") for name in names]
         return self._spark.read.schema(schema).parquet(*paths)
 
     def _latest(self, ends: Offsets | None, moment: TableMoment | None) -> DataFrame:
@@ -270,7 +282,7 @@ class MaterializedTable:
     # --- writing ---------------------------------------------------------------------------------
 
     def _refreshed(self, before: Manifest | None) -> Manifest | None:
-        """Return the manifest that has what the log had at this call; None if another came first."""
+        """Return the manifest of what the log had at this call; None if another came first."""
         with contextlib.ExitStack() as opened:
             log = opened.enter_context(open_log(self.path, create=False, options=self.options))
             log.check_writable()

@@ -1,4 +1,8 @@
-"""The Parquet files of a materialized table: executors write them from Arrow batches."""
+"""The Parquet files of a materialized table: executors write them, and read those of a store.
+
+Spark itself reads the files of a directory. It reads an object store only with a package of Hadoop
+and settings of its own, so tasks fetch those files as they fetch a log's objects.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kafkalog.errors import StorageError
 from kafkalog.plain_errors import plain
 from kafkalog.tables.table_place import table_place
 
@@ -18,6 +23,7 @@ WRITTEN: Final = "path string, rows long, size long, partitions array<int>, firs
 _GROUP_BYTES: Final = 64 << 20
 """Arrow bytes of a row group; a task holds one, and the file that it writes."""
 _FILE_BYTES: Final = 128 << 20
+_READ_ROWS: Final = 10_000
 
 
 @plain
@@ -84,3 +90,29 @@ class TableWriter:
         numbers = found.column(partition).to_pylist()
         for number, first in zip(numbers, found.column(f"{offset}_min").to_pylist(), strict=True):
             firsts[number] = min(first, firsts.get(number, first))
+
+
+@plain
+@dataclass(frozen=True, slots=True)
+class TableReader:
+    """Reads whole files of an object store; Spark sends a copy to each task (`mapInArrow`)."""
+
+    location: str
+    options: Mapping[str, str]
+    names: Sequence[str]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the files whose numbers are in the first column. Raises StorageError."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        place = table_place(self.location, self.options)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                name = self.names[number]
+                if (data := place.read(name)) is None:
+                    raise StorageError(
+                        f"{place}/{name}: the file of a materialized table is missing: a refresh "
+                        "has replaced it, and its grace time is over. Call df() again."
+                    )
+                yield from pq.ParquetFile(pa.BufferReader(data)).iter_batches(_READ_ROWS)

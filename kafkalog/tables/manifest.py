@@ -78,7 +78,9 @@ class Manifest:
                 schema=dict(given["schema"]),
                 columns=[*map(str, given["columns"])],
                 place_columns=[*map(str, given["place_columns"])],
-                files=[TableFile(f["path"], int(f["rows"]), int(f["size"])) for f in given["files"]],
+                files=[
+                    TableFile(f["path"], int(f["rows"]), int(f["size"])) for f in given["files"]
+                ],
             )
         except _BROKEN as fault:
             raise StorageError(

@@ -115,7 +115,8 @@ class TableMoment:
         if held.first is not None and state.log_start_offset > held.first:
             return f"{place} starts at {state.log_start_offset}, above the row at {held.first}"
         if state.deletions_gone_to > held.offset:
-            return f"{place}: deletions below {state.deletions_gone_to} are gone, and the files are of offset {held.offset}"
+            gone_to = state.deletions_gone_to
+            return f"{place}: deletions below {gone_to} are gone, the files are of {held.offset}"
         return None
 
     def check_log(self, state: State) -> None:

@@ -98,7 +98,7 @@ class TablePlace(ABC):
         return self.names()
 
 
-class TableDirectory(TablePlace):
+class _TableDirectory(TablePlace):
     """A table in a directory."""
 
     def __init__(self, root: Path) -> None:
@@ -152,7 +152,7 @@ class TableDirectory(TablePlace):
                     files.remove_directory(path.parent)
 
 
-class StoredTable(TablePlace):
+class _StoredTable(TablePlace):
     """A table in an object store."""
 
     def __init__(self, client: ObjectClient) -> None:
@@ -193,7 +193,7 @@ def table_place(location: str, options: Mapping[str, str]) -> TablePlace:
     Raises InvalidInputError.
     """
     if not is_store_url(location):
-        return TableDirectory(log_directory({PATH: location}))
+        return _TableDirectory(log_directory({PATH: location}))
     from kafkalog.storage_engine.object_store.client import shared_client
 
-    return StoredTable(shared_client(StoreAddress.parse(location, options)))
+    return _StoredTable(shared_client(StoreAddress.parse(location, options)))

@@ -8,6 +8,7 @@ KafkaLogError
 │   ├── CorruptBatchError            a record batch
 │   │   └── OversizedBatchError      one that decompresses to more than kafkalog reads
 │   └── CorruptJournalError          the `commit` file
+├── IncompleteTableError             files of a materialized table that its log cannot complete
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
 ├── CommitConflictError              a writer's batch that does not follow its last one
 ├── LockedByBrokerError              a Kafka broker owns the directory
@@ -31,6 +32,7 @@ __all__ = [
     "CorruptJournalError",
     "CorruptLogError",
     "DataLossError",
+    "IncompleteTableError",
     "InvalidInputError",
     "KafkaLogError",
     "LockedByBrokerError",
@@ -104,6 +106,10 @@ class OversizedBatchError(CorruptBatchError):
 
 class CorruptJournalError(CorruptLogError):
     """The `commit` file is not a journal this release can read."""
+
+
+class IncompleteTableError(KafkaLogError):
+    """The log can no longer complete the files of a materialized table; they are made again."""
 
 
 class OffsetOutOfRangeError(KafkaLogError):

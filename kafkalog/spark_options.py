@@ -32,6 +32,7 @@ OF_A_READ: Final = (
     "view",
     "keys",
     "partitioner",
+    "completes",
     *OF_A_STORE,
 )
 OF_A_WRITE: Final = (

@@ -56,6 +56,7 @@ class KafkaLogBatchReader(DataSourceReader):
         with contextlib.closing(planner_of(self.options)) as planner:
             state = planner.log.state()
             assigned = self.options.subscription.partitions(state)
+            _check_moment(assigned, state, self.options)
             start = starting_offsets(planner.log, self.options, assigned)
             end = ending_offsets(planner.log, self.options, assigned)
             ranges = [_range(p, start[p], end[p], state, self.options) for p in assigned]
@@ -81,6 +82,14 @@ class KafkaLogBatchReader(DataSourceReader):
             for key in keys
         }
         return [partition for partition in assigned if partition in sent_to]
+
+
+def _check_moment(assigned: Sequence[TopicPartition], state: State, options: SourceOptions) -> None:
+    """Raise IncompleteTableError if the log cannot complete a materialized table."""
+    if options.completes is not None:
+        options.completes.check_log(state)
+        for topic, number in assigned:
+            options.completes.check_partition(state.topic(topic), number)
 
 
 def _range(

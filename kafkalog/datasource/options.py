@@ -25,6 +25,7 @@ from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
 from kafkalog.storage_engine.metadata.address import log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
+from kafkalog.tables.table_moment import TableMoment
 
 _CHANGELOG: Final = "changelog"
 _LATEST_VIEW: Final = "latest"
@@ -88,6 +89,9 @@ class SourceOptions:
     """The keys whose records are read; None: all records, also those without a key."""
     partitioner: str
     """`murmur2`: a key is only where Kafka's default partitioner sends it; `any`: anywhere."""
+    completes: TableMoment | None
+    """The moment of a materialized table. The view then has the latest record of each key that has
+    one since, also a tombstone."""
     ignored: tuple[str, ...]
     """Names of options without effect, as they were given."""
     warn_of_batch: tuple[str, ...]
@@ -177,6 +181,7 @@ class SourceOptions:
             latest_view=_choice(given, "view", (_CHANGELOG, _LATEST_VIEW)) == _LATEST_VIEW,
             keys=_parse_keys(given["keys"]) if "keys" in given else None,
             partitioner=_choice(given, "partitioner", _PARTITIONERS),
+            completes=_parse_moment(given["completes"]) if "completes" in given else None,
             ignored=tuple(ignored),
             warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),
             stream_fault=next(iter(refused), None),
@@ -186,6 +191,8 @@ class SourceOptions:
         _check_limits(parsed)
         if parsed.latest_view:
             _check_latest_view(parsed)
+        elif parsed.completes is not None:
+            raise InvalidInputError("option completes: it needs view=latest. Leave it out.")
         return parsed
 
     def check_batch(self) -> None:
@@ -200,6 +207,8 @@ class SourceOptions:
         """Raise InvalidInputError for options that only a streaming query refuses."""
         if self.stream_fault is not None:
             raise InvalidInputError(self.stream_fault)
+        if self.completes is not None:
+            raise InvalidInputError("option completes: a streaming query has none. Leave it out.")
         if self.starting_time is not None:
             self.starting_time.check_stream()
         if self.latest_view and not self.read_committed:
@@ -283,6 +292,17 @@ def _key_bytes(key: Any) -> bytes:
     except (ValueError, TypeError):  # half of a surrogate pair; no base64
         pass
     raise _keys_fault("no key", json.dumps(key))
+
+
+def _parse_moment(text: str) -> TableMoment:
+    """Return the moment that a materialized table gives; raises InvalidInputError."""
+    try:
+        return TableMoment.of_json(json.loads(text))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as fault:
+        raise InvalidInputError(
+            f"option completes: this is not the moment of a materialized table ({fault!r}). Leave "
+            "the option out; MaterializedTable.df() sets it."
+        ) from fault
 
 
 def _keys_fault(problem: str, found: str) -> InvalidInputError:

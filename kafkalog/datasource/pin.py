@@ -121,11 +121,14 @@ def refuse_passed(
 
     A view of the latest records needs that no cleaning has passed its end. A changelog needs all
     records, so it refuses any swap since the pin. Without a pin nothing is refused. A log start
-    beyond the end is data loss, which the read reports.
+    beyond the end is data loss, which the read reports. The log must still complete a materialized
+    table whose moment the options have.
     """
     topic, number = wanted.partition
 
     def check(state: TopicState) -> None:
+        if options.completes is not None:
+            options.completes.check_partition(state, number)
         if pin is None:
             return
         held = pin.partition(topic, state.topic_id, number)

@@ -93,6 +93,8 @@ class RangeReader:
                 self.options.directories, read_only=True, create=False, is_task=True
             )
             opened.enter_context(log)
+            if self.options.completes is not None:
+                self.options.completes.check_log(log.state())
             pin = None
             if isinstance(partition, SnapshotPartition):
                 opened.enter_context(renewed(partition.pin))
@@ -260,15 +262,18 @@ class RangeReader:
         from kafkalog.cleaner.key_index.latest_view import latest
 
         start, end = self._available(snapshot, wanted)
-        if start >= end:
+        moment = self.options.completes
+        since = None if moment is None else moment.start(snapshot.partition, start)
+        if start >= end or (since is not None and since >= end):
             return
         yield from latest(
             snapshot,
             end,
+            since=since,
             budget_bytes=_VIEW_BUDGET,
             schema=arrow_schema(self.columns),
             keys=self.options.keys,
-            with_tombstones=is_of_stream,
+            with_tombstones=is_of_stream or moment is not None,
             may_be_passed=is_of_stream,
         )
 

@@ -157,6 +157,8 @@ def _placed(
             first, last = range_.bounds
             if is_view:  # a lookup of keys goes through all of the partition
                 first, last = held.log_start_offset, held.high_watermark
+                if options.completes is not None:
+                    first = options.completes.start(number, first)
             extents = state.extents(state.log.topic(topic).topic_id, number)
             own = covering(extents, first, last)
             later = _later(extents, own, later_max)

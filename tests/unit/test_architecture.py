@@ -34,6 +34,7 @@ ROOMS = [
     "values",
     "erasure",
     "inspection",
+    "tables",
     "cleaner",
     "cleaner/report",
     "cleaner/schedule",

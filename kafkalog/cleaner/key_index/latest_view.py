@@ -39,6 +39,7 @@ def latest(
     snapshot: PartitionSnapshot,
     end: int,
     *,
+    since: int | None = None,
     budget_bytes: int,
     schema: pa.Schema,
     keys: Collection[bytes] | None = None,
@@ -51,7 +52,8 @@ def latest(
     A log that is clean up to `end` is read once. If the keys of another one exceed the memory
     budget, the hash space is split, and the log is read once or twice per part. Records are in
     offset order within a part. Records without a key, aborted records, and those above the last
-    stable offset are skipped. With `keys`, in a snapshot opened whole, these are looked up instead.
+    stable offset are skipped. With `since`, only records from that offset on are read and count.
+    With `keys`, in a snapshot opened whole, these are looked up instead.
     The callback `progress` receives the offsets done, and of how many: a part passes each twice, a
     clean log once.
 
@@ -70,7 +72,7 @@ def latest(
             f"are gone, the log is cleaned up to offset {state.cleaned_to}; ask for that "
             "offset or a later one"
         )
-    span = start, min(end, state.last_stable_offset)
+    span = max(start, since or 0), min(end, state.last_stable_offset)
     passes = _Passes(span, progress)
     rows = _Rows(schema, with_tombstones)
     if keys is None:

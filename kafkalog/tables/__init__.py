@@ -1,0 +1,1 @@
+"""The files of materialized tables: their moment, manifests, and places."""

@@ -15,6 +15,7 @@ Rules of all verbs:
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -23,12 +24,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    import typer
+    import click
 
 __all__ = ["main", "run"]
 
 VERBS: Final = {
-    "topics": "list, create, describe, alter and delete topics",
     "append": "append records, or whole batches of a .log file unchanged",
     "read": "print the records of a topic",
     "tail": "print the last records of a topic, and follow it",
@@ -46,6 +46,7 @@ VERBS: Final = {
     "adopt": "take over a stopped Kafka broker's log directory",
     "release": "give a log directory to a Kafka broker",
     "doctor": "check Java, Spark, Python, memory and file locks, and say what to do",
+    "topics": "list, create, describe, alter and delete topics",
 }
 INTERRUPTED: Final = 130
 PIPE_CLOSED: Final = 141
@@ -86,7 +87,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    import typer
+    if [*arguments] == ["--version"]:
+        return _print_version()  # without click, whose import takes most of the time
+    import click
 
     from kafkalog.cli.terminal.output import PipeClosed, flush
     from kafkalog.errors import InvalidInputError, KafkaLogError
@@ -98,14 +101,14 @@ def _run(arguments: Sequence[str]) -> int:
         )
         flush()
         status = result if isinstance(result, int) else 0
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         status = INTERRUPTED
     except (BrokenPipeError, PipeClosed):
         _silence()
         status = PIPE_CLOSED
     except SystemExit as fault:
-        # typer exits like this after completion; the package below it, when the reader of a help
-        # has gone. Everything is printed by then.
+        # click exits like this after completion, and when the reader of a help has gone.
+        # Everything is printed by then.
         _silence()
         status = PIPE_CLOSED if fault.code else 0
     except KafkaLogError as fault:
@@ -118,24 +121,28 @@ def _run(arguments: Sequence[str]) -> int:
         text = fault.strerror or str(fault)
         _complain(f"{where}: {text}" if where else text)
         status = 1
-    except Exception as fault:
-        # Errors of wrong usage belong to typer or to the package below it, by its release.
-        describe = getattr(fault, "format_message", None)
-        if describe is None:
-            raise
-        text = describe()
+    except click.ClickException as fault:
+        text = fault.format_message()
         # Without any argument the "error" is the help.
         if text.lstrip().startswith("Usage:"):
             sys.stderr.write(text.rstrip() + "\n")
         else:
             _complain(f"{text.rstrip('.')}; see kafkalog {_called(arguments)} --help")
-        status = int(getattr(fault, "exit_code", 2))
+        status = fault.exit_code
     if status not in (0, PIPE_CLOSED):
         try:
             sys.stdout.flush()
         except OSError:
             _silence()
     return status
+
+
+def _print_version() -> int:
+    from kafkalog import __compiled__, __version__
+
+    kernels = "compiled" if __compiled__ else "not compiled, much slower"
+    sys.stdout.write(f"kafkalog {__version__} (kernels: {kernels})\n")
+    return 0
 
 
 def _silence() -> None:
@@ -166,51 +173,53 @@ def _called(arguments: Sequence[str]) -> str:
     return f"{verb} {arguments[1]}" if len(arguments) > 1 and arguments[1] in BELOW else verb
 
 
-def _application(arguments: Sequence[str]) -> typer.Typer:
+def _application(arguments: Sequence[str]) -> click.Group:
     """Return an application that knows the verb that is called; all of them where none is."""
-    import typer
+    from kafkalog.cli.app.verb_command import Verbs
+
+    application = Verbs(
+        help="Kafka's compacted log as files: look into it, write to it, keep it in order.",
+        no_args_is_help=True,
+        context_settings={"show_default": True},
+        params=[_version_option()],
+    )
+    called = _verb(arguments)
+    for verb in [called] if called else VERBS:
+        application.add_command(_command(verb))
+    return application
+
+
+@functools.cache
+def _command(verb: str) -> click.Command:
+    """Return a verb as click runs it; click takes a function's parameters away from it."""
+    import click
 
     from kafkalog.cli.app.verb_command import VerbCommand, examples
 
-    application = typer.Typer(
-        help="Kafka's compacted log as files: look into it, write to it, keep it in order.",
-        add_completion=True,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"color": False},  # typer's own; ours ask NO_COLOR
+    module = importlib.import_module(f"kafkalog.cli.{verb.replace('-', '_')}")
+    shown = examples(module.EXAMPLES)
+    if verb == "topics":
+        made: click.Command = module.application(name=verb, help=_sentence(verb), epilog=shown)
+        return made
+    text = _help(verb, module.__doc__)
+    return click.command(verb, cls=VerbCommand, help=text, epilog=shown)(module.command)
+
+
+def _version_option() -> click.Option:
+    import click
+
+    def print_version(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given:
+            context.exit(_print_version())
+
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=print_version,
+        help="Print the release, and whether the kernels are compiled.",
     )
-
-    @application.callback(invoke_without_command=True)
-    def version(
-        version: bool = typer.Option(
-            False, "--version", help="Print the release, and whether the kernels are compiled."
-        ),
-    ) -> None:
-        if version:
-            from kafkalog import __compiled__, __version__
-
-            kernels = "compiled" if __compiled__ else "not compiled, much slower"
-            sys.stdout.write(f"kafkalog {__version__} (kernels: {kernels})\n")
-            raise typer.Exit
-
-    called = _verb(arguments)
-    for verb in [called] if called else VERBS:
-        name = verb.replace("-", "_")
-        module = importlib.import_module(f"kafkalog.cli.{name}")
-        if verb == "topics":
-            below = module.application()
-            shown = examples(module.EXAMPLES)
-            application.add_typer(below, name=verb, help=_sentence(verb), epilog=shown)
-        else:
-            command = application.command(
-                verb,
-                cls=VerbCommand,
-                help=_help(verb, module.__doc__),
-                epilog=examples(module.EXAMPLES),
-            )
-            command(module.command)
-    return application
 
 
 def _help(verb: str, document: str | None) -> str:

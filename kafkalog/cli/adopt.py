@@ -8,11 +8,11 @@ cleanup.policy, kafkalog neither cleans it nor deletes from it until `topics alt
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath, TopicConfigs
+from kafkalog.cli.app.arguments import path_argument, topic_configs_option
 from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
@@ -29,20 +29,21 @@ EXAMPLES: Final = (
 )
 
 
-def command(
-    path: LogPath,
-    config: TopicConfigs = None,
-    metadata: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="The broker's metadata.log.dir, if it is another one."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
-) -> None:
+@path_argument
+@topic_configs_option
+@click.option(
+    "--metadata",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The broker's metadata.log.dir, if it is another one.",
+)
+@click.option("--json", is_flag=True, help="The report as a JSON object.")
+def command(path: str, config: tuple[str, ...], metadata: Path | None, json: bool) -> None:
     """Adopt, and print what was done."""
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.ownership import adopt as adopts
 
-    given = topic_configs(config or [])
+    given = topic_configs(config)
     with share_progress("adopting") as show:
         report = adopts.adopt(
             Path(path),

@@ -24,11 +24,11 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath, Topic
+from kafkalog.cli.app.arguments import Member, argument, path_argument, topic_argument
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.json_records import json_record
 from kafkalog.cli.terminal.output import (
@@ -64,30 +64,42 @@ _Parse: TypeAlias = Callable[[bytes], dict[str, Any] | None]
 """Parses a line into the fields of a record; None for an empty line. Raises ValueError."""
 
 
+@path_argument
+@topic_argument
+@argument(
+    "file",
+    type=click.Path(path_type=Path),
+    required=False,
+    metavar="FILE",
+    help="Default, and -: standard input.",
+)
+@click.option(
+    "--raw", type=click.Path(path_type=Path), metavar="FILE", help="A .log file, unchanged."
+)
+@click.option(
+    "--partition",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Of all records; by default the key decides.",
+)
+@click.option("--text", is_flag=True, help="Lines of text, each a value without a key.")
+@click.option("--key-separator", metavar="SEP", help="Lines of text: a key, SEP and a value.")
+@click.option("--null-marker", metavar="TEXT", help="In lines of text: the text for null.")
+@click.option(
+    "--encoding", type=Member(Encoding), default=Encoding.UTF8.value, help="Of keys and values."
+)
+@click.option("--json", is_flag=True, help="A JSON object per partition.")
 def command(
-    path: LogPath,
-    topic: Topic,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Default, and -: standard input.")
-    ] = None,
-    raw: Annotated[
-        Path | None, typer.Option("--raw", metavar="FILE", help="A .log file, unchanged.")
-    ] = None,
-    partition: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="N", help="Of all records; by default the key decides."),
-    ] = None,
-    text: Annotated[
-        bool, typer.Option("--text", help="Lines of text, each a value without a key.")
-    ] = False,
-    key_separator: Annotated[
-        str | None, typer.Option(metavar="SEP", help="Lines of text: a key, SEP and a value.")
-    ] = None,
-    null_marker: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="In lines of text: the text for null.")
-    ] = None,
-    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
-    json: Annotated[bool, typer.Option("--json", help="A JSON object per partition.")] = False,
+    path: str,
+    topic: str,
+    file: Path | None,
+    raw: Path | None,
+    partition: int | None,
+    text: bool,
+    key_separator: str | None,
+    null_marker: str | None,
+    encoding: Encoding,
+    json: bool,
 ) -> None:
     """Append, and print the offsets of the records."""
     lines = _text_lines(key_separator, null_marker, text=text)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import AnyTopic, LogPath
+from kafkalog.cli.app.arguments import any_topic_argument, path_argument
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_table, progress
 from kafkalog.storage_engine.directory.pins import LivePins
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 EXAMPLES: Final = ("kafkalog clean /data/shop", "kafkalog clean /data/shop stock --force --json")
 
 
-def command(
-    path: LogPath,
-    topic: AnyTopic = None,
-    force: Annotated[bool, typer.Option("--force", help="Everything that may be cleaned.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
-) -> int:
+@path_argument
+@any_topic_argument
+@click.option("--force", is_flag=True, help="Everything that may be cleaned.")
+@click.option("--json", is_flag=True, help="One JSON object per partition.")
+def command(path: str, topic: str | None, force: bool, json: bool) -> int:
     """Print the result of each partition's cleaning."""
     with open_writable(path) as log:
         ends = _stable_ends(log) if force else {}

@@ -13,11 +13,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.arguments import path_argument
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.config_text import configs
@@ -36,39 +36,43 @@ EXAMPLES: Final = (
 _METRICS_ADDRESS: Final = "127.0.0.1"
 
 
+@path_argument
+@click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    metavar="N",
+    show_default="1",
+    help="Partitions cleaned at a time.",
+)
+@click.option(
+    "--backoff-ms",
+    type=click.IntRange(min=0),
+    metavar="MS",
+    show_default="15000",
+    help="Pause when nothing is due.",
+)
+@click.option(
+    "--config", multiple=True, metavar="NAME=VALUE", help="A setting of the cleaner; repeatable."
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(min=0, max=65535),
+    metavar="N",
+    help="Serve Prometheus metrics on this port, at /metrics; 0: any port.",
+)
+@click.option(
+    "--metrics-address",
+    metavar="ADDRESS",
+    show_default=_METRICS_ADDRESS,
+    help="The address that serves the metrics; 0.0.0.0 for all.",
+)
 def command(
-    path: LogPath,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Partitions cleaned at a time.", show_default="1"),
-    ] = None,
-    backoff_ms: Annotated[
-        int | None,
-        typer.Option(min=0, metavar="MS", help="Pause when nothing is due.", show_default="15000"),
-    ] = None,
-    config: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", metavar="NAME=VALUE", help="A setting of the cleaner; repeatable."
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            metavar="N",
-            help="Serve Prometheus metrics on this port, at /metrics; 0: any port.",
-        ),
-    ] = None,
-    metrics_address: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="The address that serves the metrics; 0.0.0.0 for all.",
-            show_default=_METRICS_ADDRESS,
-        ),
-    ] = None,
+    path: str,
+    threads: int | None,
+    backoff_ms: int | None,
+    config: tuple[str, ...],
+    metrics_port: int | None,
+    metrics_address: str | None,
 ) -> None:
     """Clean until a signal ends it."""
     from kafkalog.cleaner.config import CleanerConfig
@@ -77,7 +81,7 @@ def command(
     from kafkalog.errors import InvalidInputError
     from kafkalog.storage_engine.fs.locks import RootLock
 
-    given = configs(config or [])
+    given = configs(config)
     _add(given, "log.cleaner.threads", "--threads", threads)
     _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
     settings = CleanerConfig.parse(given)

@@ -7,11 +7,11 @@ copied topics there. Copy a compacted topic again within its delete.retention.ms
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import TOPIC_HELP, TopicConfigs, topic_names
+from kafkalog.cli.app.arguments import TOPIC_HELP, argument, topic_configs_option, topic_names
 from kafkalog.cli.terminal.config_text import topic_configs
 from kafkalog.cli.terminal.output import (
     counted,
@@ -29,45 +29,39 @@ EXAMPLES: Final = (
 _NAMES: Final = ("topic", "partition", "start_offset", "end_offset", "bytes")
 
 
+@argument(
+    "source",
+    metavar="SOURCE",
+    help="A log's directory, or its URL; those of one broker with commas between.",
+)
+@argument("destination", metavar="DESTINATION", help="The directory or URL of the copy.")
+@click.option(
+    "--topic",
+    multiple=True,
+    metavar="TOPIC",
+    show_default="all",
+    shell_complete=topic_names,
+    help=f"{TOPIC_HELP} Repeat it for several.",
+)
+@topic_configs_option
+@click.option("--json", is_flag=True, help="One JSON object per partition.")
 def command(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SOURCE",
-            show_default=False,
-            help="A log's directory, or its URL; those of one broker with commas between.",
-        ),
-    ],
-    destination: Annotated[
-        str,
-        typer.Argument(
-            metavar="DESTINATION", show_default=False, help="The directory or URL of the copy."
-        ),
-    ],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TOPIC",
-            show_default="all",
-            help=f"{TOPIC_HELP} Repeat it for several.",
-            autocompletion=topic_names,
-        ),
-    ] = None,
-    config: TopicConfigs = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
+    source: str, destination: str, topic: tuple[str, ...], config: tuple[str, ...], json: bool
 ) -> None:
     """Copy, and print what was added to each partition."""
     from kafkalog.cli.app.opened import open_readable, open_writable
     from kafkalog.storage_engine.copying.copy import copy
     from kafkalog.storage_engine.fs import clock
 
-    given = topic_configs(config or [])
+    given = topic_configs(config)
     with (
         open_readable(source) as origin,
         open_writable(destination, create=True) as target,
         share_progress("copying") as show,
     ):
-        copied = copy(origin, target, topic, now_ms=clock.now_ms(), config=given, progress=show)
+        copied = copy(
+            origin, target, topic or None, now_ms=clock.now_ms(), config=given, progress=show
+        )
     if json:
         for each in copied:
             print_json(json_row(each, *_NAMES))

@@ -6,11 +6,11 @@ go at the next retention. A partition never begins earlier than it did.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath, Topic
+from kafkalog.cli.app.arguments import path_argument, topic_argument
 from kafkalog.cli.app.opened import open_writable
 from kafkalog.cli.terminal.output import print_json, print_line
 from kafkalog.errors import InvalidInputError
@@ -22,23 +22,23 @@ EXAMPLES: Final = (
 )
 
 
-def command(
-    path: LogPath,
-    topic: Topic,
-    before: Annotated[
-        int,
-        typer.Option(
-            min=HIGH_WATERMARK,
-            metavar="OFFSET",
-            help="The first offset that stays; -1 for none of the present ones.",
-            show_default=False,
-        ),
-    ],
-    partition: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="With --before -1 it is all by default.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
-) -> None:
+@path_argument
+@topic_argument
+@click.option(
+    "--before",
+    type=click.IntRange(min=HIGH_WATERMARK),
+    required=True,
+    metavar="OFFSET",
+    help="The first offset that stays; -1 for none of the present ones.",
+)
+@click.option(
+    "--partition",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="With --before -1 it is all by default.",
+)
+@click.option("--json", is_flag=True, help="One JSON object per partition.")
+def command(path: str, topic: str, before: int, partition: int | None, json: bool) -> None:
     """Delete the records, and print where each partition begins."""
     if partition is None and before != HIGH_WATERMARK:
         raise InvalidInputError("--before is an offset of one --partition: name it")

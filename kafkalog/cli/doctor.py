@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
+from kafkalog.cli.app.arguments import argument
 from kafkalog.cli.terminal.colours import Style, styled
 from kafkalog.cli.terminal.output import print_json, print_line
 from kafkalog.errors import InvalidInputError
@@ -29,18 +30,15 @@ EXAMPLES: Final = ("kafkalog doctor /data/shop", "kafkalog doctor --json")
 _STYLES: Final[dict[str, Style]] = {"fine": "green", "advice": "yellow", "wrong": "red"}
 
 
-def command(
-    path: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="PATH",
-            envvar="KAFKALOG_PATH",
-            show_default=False,
-            help="A log's directory, or its URL.",
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per check.")] = False,
-) -> int:
+@argument(
+    "path",
+    required=False,
+    metavar="PATH",
+    envvar="KAFKALOG_PATH",
+    help="A log's directory, or its URL.",
+)
+@click.option("--json", is_flag=True, help="One JSON object per check.")
+def command(path: str | None, json: bool) -> int:
     """Print the checks; return 1 if something is wrong."""
     status = 0
     for check in _checks(path):

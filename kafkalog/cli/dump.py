@@ -11,12 +11,13 @@ gaps in the offsets, which cleaning leaves, and zeros at the end of a preallocat
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-import typer
+import click
 
+from kafkalog.cli.app.arguments import Member, argument
 from kafkalog.cli.terminal.control_characters import escaped
 from kafkalog.cli.terminal.output import (
     Encoding,
@@ -35,31 +36,40 @@ EXAMPLES: Final = (
 )
 
 
+@argument(
+    "files",
+    type=click.Path(path_type=Path),
+    nargs=-1,
+    required=True,
+    metavar="FILE",
+    help="Files of a log, one or more.",
+)
+@click.option("--print-data-log", is_flag=True, help="Records with their keys and values.")
+@click.option("--deep-iteration", is_flag=True, help="Records, not only batches.")
+@click.option("--verify-index-only", is_flag=True, help="Only entries that the log contradicts.")
+@click.option("--index-sanity-check", is_flag=True, help="Only an index's size and last entry.")
+@click.option(
+    "--max-bytes",
+    type=click.IntRange(min=0),
+    default=2**31 - 1,
+    metavar="N",
+    help="Bytes of a .log to read, from its beginning.",
+)
+@click.option("--json", is_flag=True, help="One JSON object per entry.")
+@click.option("--raw", is_flag=True, help="Let a terminal get control characters as they are.")
+@click.option(
+    "--encoding", type=Member(Encoding), default=Encoding.UTF8.value, help="Of keys and values."
+)
 def command(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE", show_default=False, help="Files of a log, one or more."),
-    ],
-    print_data_log: Annotated[
-        bool, typer.Option("--print-data-log", help="Records with their keys and values.")
-    ] = False,
-    deep_iteration: Annotated[
-        bool, typer.Option("--deep-iteration", help="Records, not only batches.")
-    ] = False,
-    verify_index_only: Annotated[
-        bool, typer.Option("--verify-index-only", help="Only entries that the log contradicts.")
-    ] = False,
-    index_sanity_check: Annotated[
-        bool, typer.Option("--index-sanity-check", help="Only an index's size and last entry.")
-    ] = False,
-    max_bytes: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Bytes of a .log to read, from its beginning.")
-    ] = 2**31 - 1,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per entry.")] = False,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Let a terminal get control characters as they are.")
-    ] = False,
-    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
+    files: tuple[Path, ...],
+    print_data_log: bool,
+    deep_iteration: bool,
+    verify_index_only: bool,
+    index_sanity_check: bool,
+    max_bytes: int,
+    json: bool,
+    raw: bool,
+    encoding: Encoding,
 ) -> int:
     """Print the entries of each file in turn."""
     from kafkalog.errors import InvalidInputError
@@ -107,7 +117,7 @@ def command(
     return status
 
 
-def _size(files: list[Path]) -> int:
+def _size(files: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in files)
 
 

@@ -23,11 +23,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath, Topic
+from kafkalog.cli.app.arguments import Member, argument, path_argument, topic_argument
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.report_file import reserved
 from kafkalog.cli.terminal.output import (
@@ -58,43 +58,44 @@ _SHOWN_WAIT_MS: Final = 1000
 _WAITING: Final = "waiting (s)"
 
 
+@path_argument
+@topic_argument
+@argument("keys", nargs=-1, metavar="KEY", help="Keys, as --key gives them.")
+@click.option("--key", multiple=True, metavar="KEY", help="Repeatable.")
+@click.option(
+    "--keys-from",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="One key per line; empty lines are skipped.",
+)
+@click.option("--encoding", type=Member(Encoding), default=Encoding.UTF8.value, help="Of the keys.")
+@click.option("--now", is_flag=True, help="Wait neither for followers nor for readers.")
+@click.option("--no-wait", is_flag=True, help="Leave replaced files, and report them.")
+@click.option("--dry-run", is_flag=True, help="Only search; change nothing.")
+@click.option(
+    "--strict", is_flag=True, help="Records of other keys that mention one are occurrences too."
+)
+@click.option(
+    "--report",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The report's file; by default kafkalog-erase-TOPIC-TIME.json in this directory, "
+    "and none with --dry-run.",
+)
+@click.option("--json", is_flag=True, help="The report as a JSON object.")
 def command(
-    path: LogPath,
-    topic: Topic,
-    keys: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY]...", show_default=False, help="Keys, as --key gives them."),
-    ] = None,
-    key: Annotated[list[str] | None, typer.Option(metavar="KEY", help="Repeatable.")] = None,
-    keys_from: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="One key per line; empty lines are skipped.")
-    ] = None,
-    encoding: Annotated[Encoding, typer.Option(help="Of the keys.")] = Encoding.UTF8,
-    now: Annotated[
-        bool, typer.Option("--now", help="Wait neither for followers nor for readers.")
-    ] = False,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Leave replaced files, and report them.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only search; change nothing.")
-    ] = False,
-    strict: Annotated[
-        bool,
-        typer.Option(
-            "--strict", help="Records of other keys that mention one are occurrences too."
-        ),
-    ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The report's file; by default kafkalog-erase-TOPIC-TIME.json in this directory, "
-            "and none with --dry-run.",
-            show_default=False,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
+    path: str,
+    topic: str,
+    keys: tuple[str, ...],
+    key: tuple[str, ...],
+    keys_from: Path | None,
+    encoding: Encoding,
+    now: bool,
+    no_wait: bool,
+    dry_run: bool,
+    strict: bool,
+    report: Path | None,
+    json: bool,
 ) -> int:
     """Erase keys, and print what is left of them."""
     from kafkalog.cleaner.config import CleanerConfig

@@ -11,11 +11,11 @@ records are read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.arguments import any_topic_argument, readable_path_argument
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.terminal.output import json_row, print_json, print_line
 
@@ -29,11 +29,10 @@ EXAMPLES: Final = (
 )
 
 
-def command(
-    path: ReadablePath,
-    topic: AnyTopic = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per partition.")] = False,
-) -> None:
+@readable_path_argument
+@any_topic_argument
+@click.option("--json", is_flag=True, help="One JSON object per partition.")
+def command(path: str, topic: str | None, json: bool) -> None:
     """Print the findings about each partition."""
     from kafkalog.cleaner.report.explain import explain
     from kafkalog.cleaner.shelves import moment_of

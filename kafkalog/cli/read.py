@@ -25,11 +25,11 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import ReadablePath, Topic
+from kafkalog.cli.app.arguments import Member, readable_path_argument, topic_argument
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.app.stop_signals import kept_interrupt
 from kafkalog.cli.changelog import Beginning, Changelog
@@ -51,15 +51,13 @@ EXAMPLES: Final = (
 )
 _POLL_S: Final = 0.2
 
-Format = Annotated[
-    str | None, typer.Option("--format", metavar="FORMAT", help=FORMAT_HELP, show_default=False)
-]
+format_option = click.option("--format", metavar="FORMAT", help=FORMAT_HELP)
 """How a record is printed, instead of as a line of text."""
 
 
-Raw = Annotated[
-    bool, typer.Option("--raw", help="Let a terminal get control characters as they are.")
-]
+raw_option = click.option(
+    "--raw", is_flag=True, help="Let a terminal get control characters as they are."
+)
 """Whether a terminal gets what it would obey."""
 
 
@@ -70,49 +68,53 @@ class IsolationLevel(StrEnum):
     READ_UNCOMMITTED = "read_uncommitted"
 
 
+@readable_path_argument
+@topic_argument
+@click.option("--partition", type=click.IntRange(min=0), metavar="N", help="All by default.")
+@click.option("--from-beginning", is_flag=True, help="The default without --follow.")
+@click.option(
+    "--from-time",
+    metavar="TIME",
+    help="2026-11-22 (midnight in UTC), 2026-11-22T10:00:00Z, epoch ms, or how long ago: "
+    "-90s, -1h, -7d.",
+)
+@click.option(
+    "--start", type=int, metavar="N", help="First offset; -N for the last N of each partition."
+)
+@click.option("--end", type=click.IntRange(min=0), metavar="N", help="Offset to stop before.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new records until Ctrl-C.")
+@click.option("--key", metavar="KEY", help="Only records with this key.")
+@click.option("--latest", is_flag=True, help="The latest record per key, no tombstones.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option(
+    "--isolation-level",
+    type=Member(IsolationLevel),
+    default=IsolationLevel.READ_COMMITTED.value,
+    help="Whether open and aborted transactions are read.",
+)
+@format_option
+@click.option("--json", is_flag=True, help="One JSON object per record.")
+@raw_option
+@click.option(
+    "--encoding", type=Member(Encoding), default=Encoding.UTF8.value, help="Of keys and values."
+)
 def command(
-    path: ReadablePath,
-    topic: Topic,
-    partition: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="All by default.")
-    ] = None,
-    from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="The default without --follow.")
-    ] = False,
-    from_time: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME",
-            help="2026-11-22 (midnight in UTC), 2026-11-22T10:00:00Z, epoch ms, or how long ago: "
-            "-90s, -1h, -7d.",
-        ),
-    ] = None,
-    start: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="First offset; -N for the last N of each partition."),
-    ] = None,
-    end: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Offset to stop before.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
-    ] = False,
-    key: Annotated[
-        str | None, typer.Option(metavar="KEY", help="Only records with this key.")
-    ] = None,
-    latest: Annotated[
-        bool, typer.Option("--latest", help="The latest record per key, no tombstones.")
-    ] = False,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Stop after N records.")
-    ] = None,
-    isolation_level: Annotated[
-        IsolationLevel, typer.Option(help="Whether open and aborted transactions are read.")
-    ] = IsolationLevel.READ_COMMITTED,
-    format: Format = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
-    raw: Raw = False,
-    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
+    path: str,
+    topic: str,
+    partition: int | None = None,
+    from_beginning: bool = False,
+    from_time: str | None = None,
+    start: int | None = None,
+    end: int | None = None,
+    follow: bool = False,
+    key: str | None = None,
+    latest: bool = False,
+    limit: int | None = None,
+    isolation_level: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    format: str | None = None,
+    json: bool = False,
+    raw: bool = False,
+    encoding: Encoding = Encoding.UTF8,
 ) -> None:
     """Print the records."""
     beginning = Beginning.of(from_beginning=from_beginning, from_time=from_time, start=start)

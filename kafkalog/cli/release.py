@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath
+from kafkalog.cli.app.arguments import path_argument
 from kafkalog.cli.terminal.output import (
     check_input,
     counted,
@@ -32,19 +32,21 @@ EXAMPLES: Final = (
 _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 
 
-def command(
-    path: LogPath,
-    topic_ids: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The topic ids of the broker's cluster.")
-    ] = None,
-    meta_properties: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="meta.properties of the directory that this one replaces."
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The report as a JSON object.")] = False,
-) -> None:
+@path_argument
+@click.option(
+    "--topic-ids",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The topic ids of the broker's cluster.",
+)
+@click.option(
+    "--meta-properties",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="meta.properties of the directory that this one replaces.",
+)
+@click.option("--json", is_flag=True, help="The report as a JSON object.")
+def command(path: str, topic_ids: Path | None, meta_properties: Path | None, json: bool) -> None:
     """Release, and print what was done."""
     from kafkalog.storage_engine.fs import clock
     from kafkalog.storage_engine.ownership import release as releases

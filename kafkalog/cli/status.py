@@ -21,11 +21,11 @@ partition, even while it runs.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.arguments import any_topic_argument, readable_path_argument
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.query_lag import print_query_lag
 from kafkalog.cli.status_rows import log_row, status_rows
@@ -55,31 +55,35 @@ EXAMPLES: Final = (
 _STYLES: Final[dict[str, Style]] = {"clean": "green", "dirty": "yellow", "uncleanable": "red"}
 
 
+@readable_path_argument
+@any_topic_argument
+@click.option(
+    "--checkpoint", metavar="DIR", help="How far the streaming query with this checkpoint lags."
+)
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the picture of `kafkalog ui` to a file.",
+)
+@click.option(
+    "--count/--no-count",
+    default=None,
+    show_default="count in a directory",
+    help="Whether the picture counts obsolete bytes.",
+)
+@click.option(
+    "--json",
+    is_flag=True,
+    help="One JSON object per log, cleaner, writer, staged file, pin, partition.",
+)
 def command(
-    path: ReadablePath,
-    topic: AnyTopic = None,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="How far the streaming query with this checkpoint lags."),
-    ] = None,
-    html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the picture of `kafkalog ui` to a file."),
-    ] = None,
-    count: Annotated[
-        bool | None,
-        typer.Option(
-            "--count/--no-count",
-            help="Whether the picture counts obsolete bytes.",
-            show_default="count in a directory",
-        ),
-    ] = None,
-    json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="One JSON object per log, cleaner, writer, staged file, pin, partition."
-        ),
-    ] = False,
+    path: str,
+    topic: str | None,
+    checkpoint: str | None,
+    html: Path | None,
+    count: bool | None,
+    json: bool,
 ) -> None:
     """Print the status."""
     from kafkalog.cleaner.shelves import moment_of

@@ -5,12 +5,12 @@ It counts offsets, as `read --start -N` does. A compacted topic may have fewer r
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
 from kafkalog.cli import read
-from kafkalog.cli.app.arguments import ReadablePath, Topic
+from kafkalog.cli.app.arguments import Member, readable_path_argument, topic_argument
 from kafkalog.cli.terminal.output import Encoding
 
 EXAMPLES: Final = (
@@ -20,22 +20,34 @@ EXAMPLES: Final = (
 )
 
 
+@readable_path_argument
+@topic_argument
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(min=0),
+    default=10,
+    metavar="N",
+    help="Offsets per partition.",
+)
+@click.option("--follow", "-f", is_flag=True, help="Wait for new records until Ctrl-C.")
+@click.option("--partition", type=click.IntRange(min=0), metavar="N", help="All by default.")
+@read.format_option
+@click.option("--json", is_flag=True, help="One JSON object per record.")
+@read.raw_option
+@click.option(
+    "--encoding", type=Member(Encoding), default=Encoding.UTF8.value, help="Of keys and values."
+)
 def command(
-    path: ReadablePath,
-    topic: Topic,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, metavar="N", help="Offsets per partition.")
-    ] = 10,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
-    ] = False,
-    partition: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="All by default.")
-    ] = None,
-    format: read.Format = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per record.")] = False,
-    raw: read.Raw = False,
-    encoding: Annotated[Encoding, typer.Option(help="Of keys and values.")] = Encoding.UTF8,
+    path: str,
+    topic: str,
+    lines: int,
+    follow: bool,
+    partition: int | None,
+    format: str | None,
+    json: bool,
+    raw: bool,
+    encoding: Encoding,
 ) -> None:
     """Print the records."""
     if not lines and not follow:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import TOPIC_HELP, LogPath, topic_names
+from kafkalog.cli.app.arguments import TOPIC_HELP, argument, path_argument, topic_names
 from kafkalog.cli.app.opened import open_readable, open_writable
-from kafkalog.cli.app.verb_command import VerbCommand, examples
+from kafkalog.cli.app.verb_command import VerbCommand, Verbs, examples
 from kafkalog.cli.terminal.config_text import config_text, configs
 from kafkalog.cli.terminal.output import (
     counted,
@@ -45,28 +45,26 @@ VERBS: Final = {
 """The verbs below `topics`, each with examples."""
 EXAMPLES: Final = (VERBS["list"][0], VERBS["create"][0])
 
-_NewName = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help=TOPIC_HELP)]
-_Name = Annotated[
-    str,
-    typer.Argument(metavar="NAME", show_default=False, help=TOPIC_HELP, autocompletion=topic_names),
-]
-_Json = Annotated[bool, typer.Option("--json", help="One JSON object per topic.")]
-_Config = Annotated[
-    list[str] | None,
-    typer.Option("--config", metavar="NAME=VALUE", help="Kafka's topic configs; repeatable."),
-]
+_new_name_argument = argument("name", metavar="NAME", help=TOPIC_HELP)
+_name_argument = argument("name", metavar="NAME", shell_complete=topic_names, help=TOPIC_HELP)
+_json_option = click.option("--json", is_flag=True, help="One JSON object per topic.")
+_config_option = click.option(
+    "--config", multiple=True, metavar="NAME=VALUE", help="Kafka's topic configs; repeatable."
+)
 
 
-def application() -> typer.Typer:
-    """Return the verbs below `topics`."""
-    topics = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+def application(**settings: Any) -> click.Group:
+    """Return the verbs below `topics`; `settings` are those of click.Group."""
+    topics = Verbs(no_args_is_help=True, **settings)
     for verb in (_list, _create, _describe, _alter, _delete):
         name = verb.__name__.strip("_")
         topics.command(name, cls=VerbCommand, epilog=examples(VERBS[name]))(verb)
     return topics
 
 
-def _list(path: LogPath, json: _Json = False) -> None:
+@path_argument
+@_json_option
+def _list(path: str, json: bool) -> None:
     """List the topics with their partitions, sizes and configs.
 
     A cleaning leaves gaps between offsets, so a topic may have fewer records than it has offsets.
@@ -83,50 +81,59 @@ def _list(path: LogPath, json: _Json = False) -> None:
     print_table(columns, [[*name, *row] for name, row in zip(names, rows, strict=True)])
 
 
+@path_argument
+@_new_name_argument
+@click.option(
+    "--partitions", type=click.IntRange(min=1), default=1, metavar="N", help="Number of partitions."
+)
+@_config_option
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic of that name as it is.")
+@_json_option
 def _create(
-    path: LogPath,
-    name: _NewName,
-    partitions: Annotated[int, typer.Option(min=1, metavar="N", help="Number of partitions.")] = 1,
-    config: _Config = None,
-    if_not_exists: Annotated[
-        bool, typer.Option("--if-not-exists", help="Leave a topic of that name as it is.")
-    ] = False,
-    json: _Json = False,
+    path: str, name: str, partitions: int, config: tuple[str, ...], if_not_exists: bool, json: bool
 ) -> None:
     """Create a topic, and the log if it is missing.
 
     cleanup.policy is compact unless --config gives another one.
     """
     with open_writable(path, create=True) as log:
-        topic = log.create_topic(name, partitions, configs(config or []), exist_ok=if_not_exists)
+        topic = log.create_topic(name, partitions, configs(config), exist_ok=if_not_exists)
     _print(_described(topic), json=json)
 
 
-def _describe(path: LogPath, name: _Name, json: _Json = False) -> None:
+@path_argument
+@_name_argument
+@_json_option
+def _describe(path: str, name: str, json: bool) -> None:
     """Show a topic's id, configs and offsets."""
     with open_readable(path) as log:
         _print(_described(log.describe(name)), json=json)
 
 
+@path_argument
+@_name_argument
+@_config_option
+@click.option(
+    "--delete-config",
+    multiple=True,
+    metavar="NAME",
+    help="A config that gets its default again; repeatable.",
+)
+@click.option("--partitions", type=int, metavar="N", help="Their new number; it only grows.")
+@click.option(
+    "--keys-may-move",
+    is_flag=True,
+    help="Let a compacted topic grow: a key may then have a record in two partitions.",
+)
+@_json_option
 def _alter(
-    path: LogPath,
-    name: _Name,
-    config: _Config = None,
-    delete_config: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A config that gets its default again; repeatable."),
-    ] = None,
-    partitions: Annotated[
-        int | None, typer.Option(metavar="N", help="Their new number; it only grows.")
-    ] = None,
-    keys_may_move: Annotated[
-        bool,
-        typer.Option(
-            "--keys-may-move",
-            help="Let a compacted topic grow: a key may then have a record in two partitions.",
-        ),
-    ] = False,
-    json: _Json = False,
+    path: str,
+    name: str,
+    config: tuple[str, ...],
+    delete_config: tuple[str, ...],
+    partitions: int | None,
+    keys_may_move: bool,
+    json: bool,
 ) -> None:
     """Set or delete configs of a topic, or add partitions; the rest stays.
 
@@ -135,12 +142,10 @@ def _alter(
     """
     from kafkalog.errors import InvalidInputError
 
-    both = {setting.partition("=")[0].strip() for setting in config or ()} & {
-        *(delete_config or ())
-    }
+    both = {setting.partition("=")[0].strip() for setting in config} & {*delete_config}
     if both:
         raise InvalidInputError(f"config {min(both)!r}: it is set and deleted: give one of both")
-    changes: dict[str, str | None] = {**configs(config or []), **dict.fromkeys(delete_config or ())}
+    changes: dict[str, str | None] = {**configs(config), **dict.fromkeys(delete_config)}
     if not changes and partitions is None:
         raise InvalidInputError(
             "nothing to alter: give --config name=value, --delete-config name or --partitions N"
@@ -156,7 +161,10 @@ def _alter(
     _print(_described(topic), json=json)
 
 
-def _delete(path: LogPath, name: _Name, json: _Json = False) -> None:
+@path_argument
+@_name_argument
+@_json_option
+def _delete(path: str, name: str, json: bool) -> None:
     """Delete a topic and its records; --json prints its last state."""
     with open_writable(path) as log:
         topic = _described(log.describe(name))

@@ -15,11 +15,11 @@ two seconds, which is one request. Obsolete records are not counted there: that 
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import ReadablePath
+from kafkalog.cli.app.arguments import readable_path_argument
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.output import note, print_line
@@ -28,20 +28,21 @@ EXAMPLES: Final = ("kafkalog ui /data/shop", "kafkalog ui /data/shop --port 0 --
 _PORT: Final = 8686
 
 
-def command(
-    path: ReadablePath,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, metavar="N", help="Of 127.0.0.1; 0 for any free port.")
-    ] = _PORT,
-    count: Annotated[
-        bool | None,
-        typer.Option(
-            "--count/--no-count",
-            help="Whether obsolete bytes are counted.",
-            show_default="count in a directory",
-        ),
-    ] = None,
-) -> None:
+@readable_path_argument
+@click.option(
+    "--port",
+    type=click.IntRange(min=0, max=65535),
+    default=_PORT,
+    metavar="N",
+    help="Of 127.0.0.1; 0 for any free port.",
+)
+@click.option(
+    "--count/--no-count",
+    default=None,
+    show_default="count in a directory",
+    help="Whether obsolete bytes are counted.",
+)
+def command(path: str, port: int, count: bool | None) -> None:
     """Serve the picture until a signal ends it."""
     from kafkalog.cli.picture.counts import is_counting
     from kafkalog.cli.picture.server import serving

@@ -18,11 +18,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import AnyTopic, ReadablePath
+from kafkalog.cli.app.arguments import any_topic_argument, readable_path_argument
 from kafkalog.cli.app.opened import open_readable
 from kafkalog.cli.terminal.colours import styled
 from kafkalog.cli.terminal.output import json_row, note, print_json, print_line, progress
@@ -36,12 +36,11 @@ if TYPE_CHECKING:
 EXAMPLES: Final = ("kafkalog verify /data/shop", "kafkalog verify /data/shop stock --deep --json")
 
 
-def command(
-    path: ReadablePath,
-    topic: AnyTopic = None,
-    deep: Annotated[bool, typer.Option("--deep", help="Decode every record too.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per finding.")] = False,
-) -> int:
+@readable_path_argument
+@any_topic_argument
+@click.option("--deep", is_flag=True, help="Decode every record too.")
+@click.option("--json", is_flag=True, help="One JSON object per finding.")
+def command(path: str, topic: str | None, deep: bool, json: bool) -> int:
     """Print the findings, and how many there are."""
     from kafkalog.errors import StorageError
     from kafkalog.storage_engine.object_store.address import is_store_url

@@ -10,11 +10,11 @@ writer that is silent for 30 days is forgotten by itself.
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Final
 
-import typer
+import click
 
-from kafkalog.cli.app.arguments import LogPath, topic_names
+from kafkalog.cli.app.arguments import path_argument, topic_names
 from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.status import print_writers
 from kafkalog.cli.status_rows import writer_row, writer_rows
@@ -27,21 +27,16 @@ EXAMPLES: Final = (
 )
 
 
-def command(
-    path: LogPath,
-    forget: Annotated[
-        str | None, typer.Option(metavar="ID", help="Forget this writer's last batch.")
-    ] = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOPIC",
-            help="The writer's topic, or * if its rows name theirs; all by default.",
-            autocompletion=topic_names,
-        ),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per writer.")] = False,
-) -> None:
+@path_argument
+@click.option("--forget", metavar="ID", help="Forget this writer's last batch.")
+@click.option(
+    "--topic",
+    metavar="TOPIC",
+    shell_complete=topic_names,
+    help="The writer's topic, or * if its rows name theirs; all by default.",
+)
+@click.option("--json", is_flag=True, help="One JSON object per writer.")
+def command(path: str, forget: str | None, topic: str | None, json: bool) -> None:
     """Print the writers, or those that were forgotten."""
     if forget is not None:
         _forget(path, forget, topic, json=json)

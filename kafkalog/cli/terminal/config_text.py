@@ -60,7 +60,7 @@ def _units(name: str) -> Mapping[str, int]:
     return next((units for end, units in _KINDS.items() if name.endswith(end)), {})
 
 
-def topic_configs(given: list[str]) -> dict[str, dict[str, str]]:
+def topic_configs(given: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the configs by topic of arguments `topic:name=value`; raises InvalidInputError."""
     found: dict[str, dict[str, str]] = {}
     for text in given:

@@ -28,12 +28,16 @@ def complete(kafkalog: Command, monkeypatch: pytest.MonkeyPatch) -> object:
     """Ask as bash does: with the words of a line, the last of which is half typed."""
 
     def completed(*words: str | Path) -> list[str]:
-        monkeypatch.setenv("_KAFKALOG_COMPLETE", "complete_bash")
+        monkeypatch.setenv("_KAFKALOG_COMPLETE", "bash_complete")
         monkeypatch.setenv("COMP_WORDS", " ".join(["kafkalog", *map(str, words)]))
         monkeypatch.setenv("COMP_CWORD", str(len(words)))
         result = kafkalog()
         assert (result.status, result.err) == (0, "")
-        return [line for line in result.lines if line]
+        return [
+            text
+            for kind, _, text in (line.partition(",") for line in result.lines)
+            if kind == "plain"
+        ]
 
     return completed
 
@@ -48,7 +52,7 @@ def test_options_and_their_choices_are_completed(complete: Command, log: Path) -
     assert complete("read", log, "orders", "--fr") == ["--from-beginning", "--from-time"]
     assert complete("read", log, "orders", "--encoding", "b") == ["base64"]
     assert complete("topics", "create", log, "x", "--pa") == ["--partitions"]
-    assert complete("--show") == ["--show-completion"]
+    assert complete("--ver") == ["--version"]
 
 
 @pytest.mark.parametrize("verb", ["read", "append", "clean", "status", "explain", "verify"])
@@ -80,9 +84,9 @@ def test_paths_are_left_to_the_shell(complete: Command) -> None:
 def test_other_shells_get_the_same_with_what_each_verb_does(
     kafkalog: Command, monkeypatch: pytest.MonkeyPatch, shell: str
 ) -> None:
-    monkeypatch.setenv("_KAFKALOG_COMPLETE", f"complete_{shell}")
-    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "kafkalog wri")
-    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    monkeypatch.setenv("_KAFKALOG_COMPLETE", f"{shell}_complete")
+    monkeypatch.setenv("COMP_WORDS", "kafkalog wri")
+    monkeypatch.setenv("COMP_CWORD", "wri" if shell == "fish" else "1")
     result = kafkalog()
     assert (result.status, result.err) == (0, "")
     assert "writers" in result.out
@@ -90,23 +94,14 @@ def test_other_shells_get_the_same_with_what_each_verb_does(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "ready",
-    [
-        'script="$(kafkalog --show-completion)" || exit 1\neval "$script"',
-        "kafkalog --install-completion >&2 || exit 1\nsource ~/.bashrc",
-    ],
-)
-def test_bash_completes_with_the_script_that_is_shown_or_installed(
-    tmp_path: Path, log: Path, ready: str
-) -> None:
-    """The script finds `kafkalog` on the path, and is for the shell that asks for it."""
+def test_bash_completes_with_the_script_that_the_command_prints(tmp_path: Path, log: Path) -> None:
+    """The script finds `kafkalog` on the path, and is for bash."""
     command = tmp_path / "bin" / "kafkalog"
     command.parent.mkdir()
     command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m kafkalog.cli "$@"\n')
     command.chmod(0o755)
     program = (
-        f"{ready}\n"
+        'script="$(_KAFKALOG_COMPLETE=bash_source kafkalog)" || exit 1\neval "$script"\n'
         f"COMP_WORDS=(kafkalog read {shlex.quote(str(log))} ord) COMP_CWORD=3\n"
         '_kafkalog_completion kafkalog\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
     )

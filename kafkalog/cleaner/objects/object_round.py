@@ -5,6 +5,8 @@ records follow while the cleaner works, and it waits for those that it needs. Th
 segment with a key index come only if the cleaner reads them. Fresh extents of mixed objects stay
 where they are, as an active segment does.
 
+An output is written as an object as soon as it is finished, and its files go.
+
 The swap is one commit, "minus sources, plus outputs", with what the cleaning leaves for the next
 one. It is made only if the log still has all sources. Another cleaner, a deletion of records or of
 the topic, or retention may have taken one. Then nothing is changed, and what was written is

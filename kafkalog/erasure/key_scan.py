@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from kafkalog.errors import StorageError
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import State
 
+_Place = TypeVar("_Place")
+_Found = TypeVar("_Found")
 _ROUNDS: Final = 100
 _FREE_ROUNDS: Final = 8
 
 
-class KeyScan(ABC):
+class KeyScan(ABC, Generic[_Place, _Found]):
     """Scan everything; occurrences within `names` do not count.
 
     `progress` receives the bytes done, and of how many. Afterwards `state` is the state that the
@@ -38,10 +40,12 @@ class KeyScan(ABC):
     ) -> None:
         self.state: State = log.state()
         self.files: tuple[FileOccurrences, ...] = ()
-        self._root = log.root
+        self._log = log
         self._topic, self._keys, self._names = topic, keys, names
         self._progress = progress
         self._done = self._of = 0
+        self._seen: dict[_Place, _Found] = {}
+        """What was found in each place so far."""
 
     def run(self) -> None:
         """Scan until the result is stable; raises UnknownTopicError, OSError, StorageError."""
@@ -49,7 +53,7 @@ class KeyScan(ABC):
             if self._round(is_pressed=number >= _FREE_ROUNDS):
                 return
         raise StorageError(
-            f"{self._root}: what was to be scanned was replaced during each of {_ROUNDS} scans. "
+            f"{self._log.root}: what was to be scanned was replaced in each of {_ROUNDS} scans. "
             "Stop the cleaners, and try again."
         )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,6 @@ from kafkalog.storage_engine.object_store.store_state import stored_names
 from kafkalog.storage_engine.segment.byte_source import HeldBytes
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 
@@ -50,20 +49,10 @@ _FOLDERS: Final = (
 _ROOT: Final = (layout.STORED_LOG, layout.STORED_BOUNDARY)
 
 
-class StoreScan(KeyScan):
+class StoreScan(KeyScan[TopicFile, Sequence[FileOccurrences]]):
     """Scan all objects: several results of a mixed object."""
 
-    def __init__(
-        self,
-        log: ObjectLog,
-        topic: str,
-        keys: ErasedKeys,
-        names: Sequence[bytes],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        super().__init__(log, topic, keys, names, progress)
-        self._log = log
-        self._seen: dict[TopicFile, Sequence[FileOccurrences]] = {}
+    _log: ObjectLog
 
     def _round(self, *, is_pressed: bool) -> bool:
         state = self._log.store_state()

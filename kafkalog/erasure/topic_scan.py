@@ -8,7 +8,6 @@ If writers never pause, the last rounds, with little left to read, hold off comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -20,7 +19,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import State
 
@@ -38,22 +36,12 @@ class _Known:
     rest: FileOccurrences
 
 
-class TopicScan(KeyScan):
+class TopicScan(KeyScan[Path, _Known]):
     """Scan all files."""
 
-    def __init__(
-        self,
-        log: DirectoryLog,
-        topic: str,
-        keys: ErasedKeys,
-        names: Sequence[bytes],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        super().__init__(log, topic, keys, names, progress)
-        self._log = log
-        self._is_held = False
-        self._seen: dict[Path, _Known] = {}
-        self._read: set[tuple[Path, int]] | None = None
+    _log: DirectoryLog
+    _is_held = False
+    _read: set[tuple[Path, int]] | None = None
 
     def _round(self, *, is_pressed: bool) -> bool:
         return self._look() or (is_pressed and self._held_looks())

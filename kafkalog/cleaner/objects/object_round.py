@@ -5,6 +5,8 @@ records follow while the cleaner works, and it waits for those that it needs. Th
 segment with a key index come only if the cleaner reads them. Fresh extents of mixed objects stay
 where they are, as an active segment does.
 
+An output is written as an object as soon as it is finished, and its files go.
+
 The swap is one commit, "minus sources, plus outputs", with what the cleaning leaves for the next
 one. It is made only if the log still has all sources. Another cleaner, a deletion of records or of
 the topic, or retention may have taken one. Then nothing is changed, and what was written is
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.groups import RewrittenGroup
     from kafkalog.cleaner.shelf import RoundOrder
     from kafkalog.storage_engine.fs.files import Buffer
-    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState, State
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
@@ -399,20 +401,20 @@ class ObjectRound(Round):
 
 def _lost(log: ObjectLog, order: RoundOrder, topic_id: str) -> CleaningAborted:
     """Return the reason to give up a round that met changes of others."""
-    known = log.known_state.log.topics.get(order.stats.topic)
-    if (
-        known is None
-        or known.topic_id != topic_id
-        or not TopicConfig.parse(known.config).is_compacted
-    ):
-        return CleaningAborted("the topic is gone, or no longer compacted")
-    return LostRaceError("another process was quicker")
+    if _is_compacted(log.known_state.log, order.stats.topic, topic_id):
+        return LostRaceError("another process was quicker")
+    return CleaningAborted("the topic is gone, or no longer compacted")
 
 
 def is_as_it_was(draft: StoreDraft, topic: str, topic_id: str, names: Sequence[str]) -> bool:
     """Return whether a log still has the topic, compacted, and all objects of a round."""
-    known = draft.state.topics.get(topic)
+    is_compacted = _is_compacted(draft.state, topic, topic_id)
+    return is_compacted and all(name in draft.store.objects for name in names)
+
+
+def _is_compacted(state: State, topic: str, topic_id: str) -> bool:
+    """Return whether a topic exists still, and is compacted."""
+    known = state.topics.get(topic)
     if known is None or known.topic_id != topic_id:
         return False
-    is_compacted = TopicConfig.parse(known.config).is_compacted
-    return is_compacted and all(name in draft.store.objects for name in names)
+    return TopicConfig.parse(known.config).is_compacted

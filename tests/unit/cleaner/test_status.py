@@ -60,9 +60,7 @@ def test_what_a_release_that_remembered_one_cleaning_wrote_is_read(tmp_path: Pat
     write_last_cleaning(DirectoryNotes(tmp_path), CleanerStats("t", 0), ended_ms=NOW)
     path = tmp_path / layout.LAST_CLEANING
     told = json.loads(path.read_bytes())
+    assert "earlier" not in told
     for earlier in ({}, {"earlier": None}, {"earlier": [1, {}]}):
-        del told["earlier"]
-        told |= earlier
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps({**told, **earlier}))
         assert [one.ended_ms for one in read_cleanings(DirectoryNotes(tmp_path))] == [NOW]
-        told.setdefault("earlier", [])

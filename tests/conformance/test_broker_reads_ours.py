@@ -126,6 +126,21 @@ def test_kafkas_dump_finds_no_fault_in_a_copy_by_way_of_a_store(peers: None, cop
     assert findings(dump_log_segments(paths, "--deep-iteration")) == []
 
 
+def test_kafkas_dump_finds_no_fault_in_segments_that_the_cleaner_has_closed(
+    peers: None, tmp_path: Path
+) -> None:
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        for _ in range(3):
+            log.append("t", [(f"k{number % 50}", "v" * 1000) for number in range(150)])
+            (stats,) = log.clean()
+            assert (stats.error, stats.rounds) == (None, 1)
+    release(tmp_path / "log", now_ms=our_log.NOW_MS)
+    found = paths_of(tmp_path / "log", "t")
+    assert len(found) == 6  # a clean segment, and an active one
+    assert findings(dump_log_segments(found, "--deep-iteration")) == []
+
+
 def test_kafkas_indexes_pass_their_sanity_check(peers: None, ours: Path) -> None:
     paths = [path for topic in PARTITIONS for path in paths_of(ours, topic)]
     indexes = [path for path in paths if path.suffix != ".log"]

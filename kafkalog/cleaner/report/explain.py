@@ -247,9 +247,9 @@ def _active_segment(at: Judged) -> Reason:
     if config.closes_by_itself and at.known.knows_defaults:
         least = _size(at.moment.closing_min)
         text = (
-            f"{where} yet; because the topic sets no segment.bytes, the cleaner closes it when "
-            f"nothing before it waits, its free records have {least} or more, and the dirty ratio "
-            f"with them exceeds min.cleanable.dirty.ratio, {config.min_cleanable_dirty_ratio:g}."
+            f"{where} yet. No segment.bytes set: the cleaner closes it once it has {least}, and "
+            "the dirty ratio, counted with it, exceeds min.cleanable.dirty.ratio, "
+            f"{config.min_cleanable_dirty_ratio:g}. What is held back does not count."
         )
         return Reason("active segment", text, f"{_CLEAN} closes it first")
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"

@@ -22,7 +22,7 @@ def blocks(language: str) -> list[str]:
 def shop(root: Path) -> KafkaLog:
     """A topic that was cleaned once, and is a bit dirty again."""
     log = kafkalog.open(root)
-    log.create_topic("stock", 1, {"segment.bytes": "4000"})
+    log.create_topic("stock")
     for i in range(20):
         log.append("stock", [(f"item-{n}", f"{i}") for n in range(100)])
     log.clean("stock", force=True)

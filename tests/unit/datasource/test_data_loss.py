@@ -241,3 +241,25 @@ def test_a_query_that_leaves_out_what_it_has_read_is_refused_before_it_is_planne
         ("t", 2),
         ("u", 2),
     ]
+
+
+def test_a_query_that_goes_on_after_deletions_are_gone_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kafkalog.open(tmp_path) as log:
+        log.create_topic("t", config={"delete.retention.ms": "0"})
+        log.append("t", [("a", "1"), ("b", "1")])
+        streaming = query(tmp_path)
+        assert len(streaming.drain()) == 2
+        log.append("t", [("a", None), ("c", "1")])
+        log.clean("t", force=True, now_ms=TIME)
+        log.clean("t", force=True, now_ms=TIME + 1)
+        streaming.start()
+        assert [row["key"] for row in streaming.drain()] == [b"c"]
+        assert "t-0: the query goes on from offset 2, and deletions up to offset 3" in caplog.text
+        caplog.clear()
+        log.append("t", [("d", "1")])
+        streaming.start()
+        assert len(streaming.drain()) == 1
+        assert len(query(tmp_path).drain()) > 2  # a new query has missed nothing
+        assert "deletions" not in caplog.text

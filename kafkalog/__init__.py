@@ -34,11 +34,13 @@ if TYPE_CHECKING:
     from kafkalog.sink.views.table_view import KTableView
     from kafkalog.storage_engine.copying.copy import CopiedPartition
     from kafkalog.values.columns import value_columns
+    from kafkalog.values.debezium import Debezium
     from kafkalog.values.schema_registry import SchemaRegistry
 
     __compiled__: bool
 
 __all__ = [
+    "Debezium",
     "KTable",
     "KTableView",
     "LagListener",
@@ -57,6 +59,7 @@ __version__ = "0.1.0"
 
 _ROOMS = ("cleaner", "errors", "sink")
 _HOMES = {
+    "Debezium": "values.debezium",
     "KTable": "datasource.ktable",
     "KTableView": "sink.views.table_view",
     "LagListener": "datasource.lag",

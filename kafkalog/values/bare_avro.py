@@ -59,6 +59,10 @@ class BareAvro:
             given["avroSchema"] = marked(self._reader)
         self._options = given
 
+    def reader(self) -> Any:
+        """Return the reader's schema."""
+        return self._reader
+
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with structs in the column, and with reasons in `kl_bad`.
 

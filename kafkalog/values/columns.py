@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from kafkalog.values.debezium import Debezium
     from kafkalog.values.schema_registry import SchemaRegistry
 
 _SIDES: Final = ("key", "value")
@@ -31,6 +32,7 @@ def value_columns(
     key_reader: str | None = None,
     subject: str | None = None,
     key_subject: str | None = None,
+    envelope: Debezium | str | None = None,
     bad_column: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -59,6 +61,10 @@ def value_columns(
     stops it with an error, and it goes on when it is started again. `json` takes framed documents
     as it takes bare ones.
 
+    With `envelope="debezium"` the documents are change events, or their keys, and the schemas of
+    `json` and `key_json` are those of rows; see `kafkalog.Debezium`, which may be given instead. A
+    deletion gives nulls in all fields.
+
     Raises InvalidInputError for an invalid schema, for equal column names, for schemas that Avro
     would read as other values (a decimal of another scale, a time of another unit), and if Spark's
     Avro package is not on the class path; SchemaNotFoundError, SchemaRegistryError.
@@ -81,6 +87,7 @@ def value_columns(
         key_reader=key_reader,
         subject=subject,
         key_subject=key_subject,
+        envelope=envelope,
         options=given,
         is_strict=mode == "FAILFAST" or bad_column is not None,
     )

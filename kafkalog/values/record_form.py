@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import with_reason
 from kafkalog.values.bare_avro import BareAvro
+from kafkalog.values.change_documents import AvroChanges, JsonChanges, envelope_of
+from kafkalog.values.debezium import Debezium
 from kafkalog.values.framed_avro import FramedAvro
 from kafkalog.values.json_documents import JsonDocuments
 from kafkalog.values.schema_registry import SchemaRegistry
@@ -30,6 +32,7 @@ class DocumentArguments(TypedDict, total=False):
     key_reader: str | None
     subject: str | None
     key_subject: str | None
+    envelope: Debezium | str | None
 
 
 class Documents(Protocol):
@@ -66,7 +69,7 @@ class RecordForm:
 
         With `refuses_null_keys` a record is bad if a field of its key is null.
         """
-        how = _How(options, is_strict)
+        how = _How(options, is_strict, envelope_of(given.get("envelope")))
         value = _documents_of(
             "value",
             how,
@@ -121,7 +124,11 @@ class RecordForm:
         return frame
 
     def _framed(self) -> list[FramedAvro]:
-        return [each for each in (self.key, self.value) if isinstance(each, FramedAvro)]
+        sides = (
+            each.documents if isinstance(each, AvroChanges) else each
+            for each in (self.key, self.value)
+        )
+        return [each for each in sides if isinstance(each, FramedAvro)]
 
 
 def names_in(decoded: DataFrame, column: str) -> list[str]:
@@ -137,6 +144,7 @@ def names_in(decoded: DataFrame, column: str) -> list[str]:
 class _How:
     options: Mapping[str, str] | None
     is_strict: bool
+    envelope: Debezium | None
 
 
 def _documents_of(
@@ -159,9 +167,16 @@ def _documents_of(
         raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
     if json is not None:
         fields = fields_of(json, f"{prefix}json")
+        if how.envelope is not None:
+            return JsonChanges(how.envelope, fields, column, options=how.options)
         return JsonDocuments(fields, column, options=how.options, is_strict=how.is_strict)
+    documents: BareAvro | FramedAvro
     if isinstance(avro, SchemaRegistry):
-        return FramedAvro(avro, column, reader=reader, subject=subject, options=how.options)
-    if subject:
+        documents = FramedAvro(avro, column, reader=reader, subject=subject, options=how.options)
+    elif subject:
         raise InvalidInputError(f"{prefix}subject= goes with a SchemaRegistry in {prefix}avro=")
-    return None if avro is None else BareAvro(avro, column, reader=reader, options=how.options)
+    elif avro is not None:
+        documents = BareAvro(avro, column, reader=reader, options=how.options)
+    else:
+        return None
+    return documents if how.envelope is None else AvroChanges(how.envelope, documents, column)

@@ -1,0 +1,378 @@
+"""Rows from Debezium's change events.
+
+Debezium: "Data change events" of the connectors' documentation, and "Event flattening" for the rows
+that its transformation ExtractNewRecordState has unwrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.values.avro_schema import AvroType
+from kafkalog.values.change_rows import ChangeRows, RowField
+from kafkalog.values.connect_types import (
+    CONNECT,
+    DEBEZIUM,
+    LITERALS,
+    Meaning,
+    as_it_is,
+    from_avro,
+    from_text,
+    is_encoded,
+    needs_meaning,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField, StructType
+
+
+PLACEHOLDER: Final = "__debezium_unavailable_value"
+_OF_EVENT: Final = frozenset({"op", "after", "source", "payload", "schema"})
+"""Fields of an event; a row that is in no event is not looked for under these names."""
+_AT_TOP: Final = frozenset({"op", "ts_ms", "ts_us", "ts_ns"})
+_LONGS: Final = frozenset(
+    {"ts_ms", "ts_us", "ts_ns", "lsn", "xmin", "txId", "pos", "row", "server_id", "thread"}
+)
+"""Fields of an event that are numbers; the others are text."""
+_EVENT: Final = "kl_event"
+_DELETED: Final = "__deleted"
+_OP: Final = "__op"
+_FIELD: Final = "field string, name string, type string, parameters map<string,string>"
+_SCHEMA: Final = f"fields array<struct<{_FIELD}, fields array<struct<{_FIELD}>>>>"
+"""What is read of the schema that Connect's JsonConverter puts beside a payload."""
+
+
+@dataclass(frozen=True)
+class Debezium:
+    """How rows are taken from change events.
+
+    An event may have `schema` and `payload` around it, as Connect's JsonConverter writes it, or
+    not; a row may be in an event, or be unwrapped by ExtractNewRecordState. Each record is taken as
+    what it is. Inserts, updates and reads of a snapshot (`c`, `u`, `r`) give the row after the
+    change. A deletion (`d`, `__deleted`, a tombstone) gives none. A truncation (`t`) is a bad
+    record, because no key says which rows are gone. So is whatever else is no change of a row.
+
+    In JSON a field's type in Connect is in the event's `schema`, where it has one. Else a COMMENT
+    of the column says it: `at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp'`; for
+    decimals also `string` or `double`, for bytes `hex` or `base64-url-safe`, as the connector's
+    handling modes are called.
+
+    Args:
+        add_fields: Fields of the event that become columns, as ExtractNewRecordState's `add.fields`
+            makes them: `op` becomes `__op`, `lsn` becomes `__lsn`, and `source.ts_ms` becomes
+            `__source_ts_ms`. An unwrapped row has them if the connector added them.
+        placeholder: The connector's `unavailable.value.placeholder`, which stands for a value that
+            the database did not give: it is large, and did not change. A record with one is bad.
+    """
+
+    add_fields: Sequence[str] = ()
+    placeholder: str = PLACEHOLDER
+
+    def __post_init__(self) -> None:
+        if isinstance(self.add_fields, str):
+            raise InvalidInputError(
+                f"Debezium: expected a list as add_fields, found the text {self.add_fields!r}"
+            )
+
+    def added_names(self) -> list[str]:
+        """Return the names of the added columns."""
+        return [_added_name(given) for given in self.add_fields]
+
+    def avro_names(self, reader: Any, *, is_key: bool = False) -> list[str]:
+        """Return the fields of the rows that `avro_rows` or `avro_keys` makes."""
+        kind = AvroType(reader)
+        of_event = _avro_fields(kind, kind.record())
+        if is_key:
+            return list(of_event)
+        if {"op", "after"} <= of_event.keys():
+            return [*_avro_fields(kind, of_event["after"]), *self.added_names()]
+        return [name for name in of_event if name != _DELETED]
+
+    def json_schema(self, row: StructType, *, is_key: bool = False) -> StructType:
+        """Return the schema with which `from_json` decodes documents, given that of their rows."""
+        from pyspark.sql.types import StringType, StructField, StructType
+
+        fields = [StructField(each.name, _kind_in_json(each.dataType)) for each in row]
+        body = fields
+        if not is_key:
+            event = [StructField("op", StringType()), StructField("after", StructType(fields))]
+            event += self._event_fields()
+            taken = {each.name for each in event} | _OF_EVENT
+            marks = [_OP, _DELETED, *map(_added_name, self.add_fields)]
+            marks = [each for each in dict.fromkeys(marks) if each not in row.fieldNames()]
+            body = [*event, *[each for each in fields if each.name not in taken]]
+            body += [StructField(each, _kind_of_added(each)) for each in marks]
+        schema = StructType([*body, StructField("payload", StructType(body))])
+        if any(needs_meaning(each.dataType) for each in row):
+            schema.add("schema", StructType.fromDDL(_SCHEMA))
+        return schema
+
+    def json_rows(
+        self, df: DataFrame, row: StructType, column: str = "value", *, may_miss: bool = False
+    ) -> DataFrame:
+        """Return `df` with rows in a column of documents that `json_schema` has decoded.
+
+        `df` has the reasons of bad records in `kl_bad`, and gets more; a row is null for a deletion
+        and for a bad record. If rows `may_miss` values, the column `kl_unavailable` names the
+        fields that a table has to keep as they are.
+        """
+        from pyspark.sql import functions as F
+
+        schema = self.json_schema(row)
+        df = _body(df, schema, column)
+        event = F.col(_EVENT)
+        op, after = event["op"], event["after"]
+        # Spark drops what is not read: a frame whose columns all have a COMMENT has no schema.
+        said = F.col(column)["schema"]["fields"] if "schema" in schema.fieldNames() else None
+        fields: list[RowField] = []
+        for each in row:
+            written = F.when(op.isNotNull(), after[each.name])
+            if each.name in schema.fieldNames() and each.name not in _OF_EVENT:
+                written = written.otherwise(event[each.name])
+            about = None
+            if said is not None:
+                inside = F.when(op.isNotNull(), _in_after(said, each.name))
+                about = inside.otherwise(_of_schema(said, each.name))
+            fields.append(_json_field(each, written, about))
+        added: dict[str, Column] = {}
+        for given in self.add_fields:
+            inside = F.when(op.isNotNull(), _in_event(event, given))
+            added[_added_name(given)] = inside.otherwise(event[_added_name(given)])
+        marks: dict[str, Column] = {_DELETED: event[_DELETED], _OP: event[_OP]}
+        rows = self._rows(
+            event,
+            fields,
+            op=op,
+            has_after=after.isNotNull(),
+            is_deleted=_is_deleted(marks),
+            added=added,
+        )
+        return rows.applied(df, column, may_miss=may_miss).drop(_EVENT)
+
+    def json_keys(self, df: DataFrame, row: StructType, column: str = "key") -> DataFrame:
+        """Return `df` with the fields of keys, which are in no event, in a column of documents."""
+        from pyspark.sql import functions as F
+
+        schema = self.json_schema(row, is_key=True)
+        df = _body(df, schema, column)
+        event, no = F.col(_EVENT), F.lit(False)
+        said = F.col(column)["schema"]["fields"] if "schema" in schema.fieldNames() else None
+        fields = [
+            _json_field(
+                each, event[each.name], None if said is None else _of_schema(said, each.name)
+            )
+            for each in row
+        ]
+        rows = self._rows(event, fields, op=_nothing(), has_after=no, is_deleted=no)
+        return rows.applied(df, column, may_miss=False).drop(_EVENT)
+
+    def avro_rows(
+        self, df: DataFrame, reader: Any, column: str = "value", *, may_miss: bool = False
+    ) -> DataFrame:
+        """Return `df` with rows in a column that was decoded into the reader's Avro schema.
+
+        The schema, as JSON's values, is an event's, or an unwrapped row's. Else as `json_rows`.
+        Raises InvalidInputError for another schema.
+        """
+        from pyspark.sql import functions as F
+
+        kind = AvroType(reader)
+        document, no = F.col(column), F.lit(False)
+        of_event = _avro_fields(kind, kind.record())
+        decoded: Any = df.schema[column].dataType
+        if {"op", "after"} <= of_event.keys():
+            after = document["after"]
+            of_row = _avro_fields(kind, of_event["after"])
+            fields = _avro_row(after, of_row, decoded["after"].dataType)
+            added = {_added_name(each): _in_event(document, each) for each in self.add_fields}
+            rows = self._rows(
+                document,
+                fields,
+                op=document["op"],
+                has_after=after.isNotNull(),
+                is_deleted=no,
+                added=added,
+            )
+            return rows.applied(df, column, may_miss=may_miss)
+        of_row = {name: node for name, node in of_event.items() if name != _DELETED}
+        fields = _avro_row(document, of_row, decoded)
+        marks: dict[str, Column] = {}
+        for name in (_DELETED, _OP):
+            if name in of_event:
+                marks[name] = document[name]
+        rows = self._rows(
+            document, fields, op=_nothing(), has_after=no, is_deleted=_is_deleted(marks)
+        )
+        return rows.applied(df, column, may_miss=may_miss)
+
+    def avro_keys(self, df: DataFrame, reader: Any, column: str = "key") -> DataFrame:
+        """Return `df` with the fields of keys, which are in no event, as `avro_rows` has them."""
+        from pyspark.sql import functions as F
+
+        kind = AvroType(reader)
+        document, no = F.col(column), F.lit(False)
+        decoded: Any = df.schema[column].dataType
+        fields = _avro_row(document, _avro_fields(kind, kind.record()), decoded)
+        rows = self._rows(document, fields, op=_nothing(), has_after=no, is_deleted=no)
+        return rows.applied(df, column, may_miss=False)
+
+    def _rows(
+        self,
+        document: Column,
+        fields: Sequence[RowField],
+        *,
+        op: Column,
+        has_after: Column,
+        is_deleted: Column,
+        added: Mapping[str, Column] | None = None,
+    ) -> ChangeRows:
+        content = self.placeholder.encode()
+        if self.placeholder.startswith("hex:"):
+            content = bytes.fromhex(self.placeholder.removeprefix("hex:"))
+        return ChangeRows(document, fields, op, has_after, is_deleted, content, dict(added or {}))
+
+    def _event_fields(self) -> list[StructField]:
+        """Return the fields that have to be decoded for the added columns."""
+        from pyspark.sql.types import StructField, StructType
+
+        top = [each for each in self.add_fields if each in _AT_TOP - {"op"}]
+        inside = [each.rpartition(".")[2] for each in self.add_fields if each not in _AT_TOP]
+        fields = [StructField(each, _kind_of_added(each)) for each in top]
+        source = [StructField(each, _kind_of_added(each)) for each in dict.fromkeys(inside)]
+        return [*fields, StructField("source", StructType(source))] if source else fields
+
+
+def _body(df: DataFrame, schema: StructType, column: str) -> DataFrame:
+    """Return `df` with the event, or the row, out of its payload."""
+    from pyspark.sql import functions as F
+
+    document = F.col(column)
+    names = [each for each in schema.fieldNames() if each not in {"payload", "schema"}]
+    bare = F.struct(*[document[each].alias(each) for each in names])
+    body = F.when(document["payload"].isNotNull(), document["payload"]).otherwise(bare)
+    return df.withColumn(_EVENT, F.when(document.isNotNull(), body))
+
+
+def _json_field(field: StructField, written: Column, about: Column | None) -> RowField:
+    """Return a field of a row; what its COMMENT says of it goes before Connect's schema."""
+    from pyspark.sql import functions as F
+
+    kind = field.dataType
+    if not is_encoded(kind):
+        return RowField(field.name, written, kind, lambda value, _: as_it_is(value))
+    comment = (field.metadata or {}).get("comment")
+    is_name = isinstance(comment, str) and comment.startswith((DEBEZIUM, CONNECT))
+    name = comment if is_name else None
+    literal = comment if comment in LITERALS else None
+    is_said = name is not None or literal is not None or not needs_meaning(kind)
+
+    def meaning(about: Column | None) -> Meaning:
+        if about is None:
+            no_scale = F.lit(None).cast("int")
+            return Meaning(F.lit(name).cast("string"), F.lit(literal).cast("string"), no_scale)
+        return Meaning(about["name"], about["type"], about["scale"].try_cast("int"))
+
+    def hint(about: Column | None) -> Column:
+        known = meaning(about)
+        unknown = F.lit("unknown in Connect: give the column a COMMENT that says it")
+        return F.concat(F.lit(", its type is "), F.coalesce(known.name, known.literal, unknown))
+
+    return RowField(
+        field.name,
+        written,
+        _kind_in_json(kind),
+        lambda value, about: from_text(value, kind, meaning(about)),
+        None if is_said else about,
+        hint if needs_meaning(kind) else None,
+    )
+
+
+def _of_schema(schema: Column, name: str) -> Column:
+    """Return what a list of Connect's fields says of one: its name, type and parameters."""
+    from pyspark.sql import functions as F
+
+    found = F.get(F.filter(schema, lambda each: each["field"] == name), F.lit(0))
+    scale = found["parameters"]["scale"]
+    return F.struct(found["name"].alias("name"), found["type"].alias("type"), scale.alias("scale"))
+
+
+def _in_after(schema: Column, name: str) -> Column:
+    from pyspark.sql import functions as F
+
+    after = F.get(F.filter(schema, lambda each: each["field"] == "after"), F.lit(0))
+    return _of_schema(after["fields"], name)
+
+
+def _kind_in_json(kind: DataType) -> DataType:
+    """Return the type of what is written: text, if JSON has no form for the type."""
+    from pyspark.sql.types import StringType
+
+    return StringType() if is_encoded(kind) else kind
+
+
+def _avro_fields(kind: AvroType, node: Any) -> dict[str, Any]:
+    """Return the types of a record's fields by name; {} for what is no record."""
+    record = _not_null(kind, node)
+    if not isinstance(record, Mapping):
+        return {}
+    return {each["name"]: _not_null(kind, each["type"]) for each in record.get("fields", ())}
+
+
+def _not_null(kind: AvroType, node: Any) -> Any:
+    """Return a type, or the one that a union has next to null."""
+    if isinstance(node, list):
+        others = [each for each in node if each != "null"]
+        return kind.of(others[0]) if len(others) == 1 else node
+    return kind.of(node)
+
+
+def _avro_row(body: Column, nodes: Mapping[str, Any], decoded: Any) -> list[RowField]:
+    return [
+        _avro_field(
+            name,
+            body[name],
+            decoded[name].dataType,
+            node.get("connect.name", "") if isinstance(node, Mapping) else "",
+        )
+        for name, node in nodes.items()
+    ]
+
+
+def _avro_field(name: str, written: Column, kind: DataType, meaning: str) -> RowField:
+    return RowField(name, written, kind, lambda value, _: from_avro(value, kind, meaning))
+
+
+def _is_deleted(marks: Mapping[str, Column]) -> Column:
+    """Return whether the fields `__deleted` and `__op` of an unwrapped row say that it is gone."""
+    from pyspark.sql import functions as F
+
+    found = F.lit(False)
+    for name, mark in marks.items():
+        is_set = F.lower(mark.cast("string")) == ("true" if name == _DELETED else "d")
+        found |= F.coalesce(is_set, F.lit(False))
+    return found
+
+
+def _in_event(event: Column, given: str) -> Column:
+    return event[given] if given in _AT_TOP else event["source"][given.rpartition(".")[2]]
+
+
+def _added_name(given: str) -> str:
+    return "__" + given.replace(".", "_")
+
+
+def _kind_of_added(name: str) -> DataType:
+    from pyspark.sql.types import LongType, StringType
+
+    bare = name.removeprefix("__").removeprefix("source_")
+    return LongType() if bare in _LONGS else StringType()
+
+
+def _nothing() -> Column:
+    from pyspark.sql import functions as F
+
+    return F.lit(None).cast("string")

@@ -45,6 +45,7 @@ PROGRAMS: Final = (
     "view_latest",
     "table_view",
     "previous_value",
+    "framed",
     "chosen",
     "chosen_keys",
     "planning",

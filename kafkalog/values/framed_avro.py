@@ -249,8 +249,11 @@ class FramedAvro:
             f"of {_listed(self._schemas)}). Start the query again: it asks the registry anew."
         )
         known = [number for number in self._schemas if number not in strangers]
-        not_known = raised(df, F.format_string(unknown, number))
-        reason = reason.when(~_is_any(first, known), not_known.cast("string"))
+        # Schemas that are given by their ids will not become more.
+        words = F.format_string(f"{it} has the schema id %s, which is not given", number)
+        if self._registry.has_subjects:
+            words = raised(df, F.format_string(unknown, number)).cast("string")
+        reason = reason.when(~_is_any(first, known), words)
         return reason.otherwise(
             F.format_string(
                 f"{it} is not Avro of its schema %s, read as {name_of(AvroType(self.reader()))} "

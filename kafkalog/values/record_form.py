@@ -106,7 +106,7 @@ class RecordForm:
             if records.isStreaming:
                 if not each.expect(topics):
                     raise each.unexpected(topics)
-            elif not (topics and each.knows_reader(topics) and each.expect(topics)):
+            elif not (each.knows_reader(topics) and each.expect(topics)):
                 each.ask_for(records, topics)
 
     def decoded(self, records: DataFrame) -> DataFrame:

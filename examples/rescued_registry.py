@@ -106,4 +106,4 @@ def run(spark: SparkSession, path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(run, sys.argv[1:])
+    sys.exit(main(run, __doc__))

@@ -32,8 +32,7 @@ from tests.schema_registry_server import SchemaRegistryServer
 
 pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
 
-RECORDS = int(os.environ.get("KAFKALOG_FRAMED_RECORDS", "3000"))
-"""`make registry-test` takes 100,000."""
+RECORDS = 100_000 if os.environ.get("KAFKALOG_TWIN") == "full" else 3000
 TOPIC = "order"
 SUBJECT = f"{TOPIC}-value"
 JARS = ROOT / ".peers" / "avro"

@@ -194,6 +194,29 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> N
         assert reason is None or bad.startswith(reason)
 
 
+def test_a_decimal_of_unknown_precision_has_the_digits_of_sparks(spark: Any) -> None:
+    """AvroConverter writes the precision 64 where Connect has none, as for PostgreSQL's money."""
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2,
+             "connect.name": f"{types.CONNECT}Decimal"}  # fmt: skip
+    row = {"type": "record", "name": "Value", "fields": [{"name": "cash", "type": money}]}
+    events = [event("c", {"cash": types.Decimal(text)}) for text in ("9.99", "1" * 37 + ".00")]
+    found = decoded(spark, event_schema(row), *events)
+    assert found[0] == {"cash": types.Decimal("9.99"), "bad": None}
+    assert found[1]["cash"] is None
+    assert found[1]["bad"] is not None
+
+
+def test_a_table_leaves_out_what_an_event_deletes(spark: Any, tmp_path: Path) -> None:
+    schema = event_schema(ROW)
+    registry = kafkalog.SchemaRegistry(schemas={7: json.dumps(schema)})
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        log.append("t", [("1", framed(7, schema, event("c", ANN))),
+                         ("2", framed(7, schema, event("d", None)))])  # fmt: skip
+    table = kafkalog.KTable(spark, tmp_path / "log", "t").df(avro=registry, envelope="debezium")
+    assert [(row.key, row.name) for row in table.collect()] == [(b"1", "Ann")]
+
+
 def test_an_unwrapped_row_may_be_marked_as_deleted(spark: Any) -> None:
     mark = {"name": "__deleted", "type": ["null", "string"], "default": None}
     schema = ROW | {"fields": [*ROW["fields"], mark]}  # type: ignore[misc]

@@ -61,9 +61,8 @@ def value_columns(
     stops it with an error, and it goes on when it is started again. `json` takes framed documents
     as it takes bare ones.
 
-    With `envelope="debezium"` the documents are change events, or their keys, and the schemas of
-    `json` and `key_json` are those of rows; see `kafkalog.Debezium`, which may be given instead. A
-    deletion gives nulls in all fields.
+    With `envelope="debezium"` the documents are change events and their keys, and `json` and
+    `key_json` are the schemas of rows; see `kafkalog.Debezium`, which may be given instead.
 
     Raises InvalidInputError for an invalid schema, for equal column names, for schemas that Avro
     would read as other values (a decimal of another scale, a time of another unit), and if Spark's

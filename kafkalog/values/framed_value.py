@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
@@ -54,34 +54,11 @@ def value_bytes(
 
     chosen = _registered(avro, subject, schema)
     same = comparison(df)
-    left_out = {same(deleted)} if deleted is not None else set()
+    left_out = set() if deleted is None else {same(deleted)}
     given = columns
     if given is None:
         given = [n for n in df.columns if n.lower() not in _OF_RECORD and same(n) not in left_out]
-    fields = _fields(chosen)
-    known = {same(name): name for name in given}
-    if extra := [name for name in given if same(name) not in map(same, fields)]:
-        raise InvalidInputError(
-            f"value_bytes: the schema {chosen.id} has no field {extra[0]!r} (its fields are: "
-            f"{', '.join(fields)}). Drop the column, or name the fields with columns="
-        )
-    if missing := [
-        n for n, can_be_null in fields.items() if same(n) not in known and not can_be_null
-    ]:
-        raise InvalidInputError(
-            f"value_bytes: there is no column {missing[0]!r}, a field of the schema {chosen.id} "
-            "that cannot be null. Add the column."
-        )
-    packed: list[Column] = []
-    for name, can_be_null in fields.items():
-        if same(name) in known:
-            value = F.col(quoted(known[same(name)]))
-            if not can_be_null:
-                words = f"value_bytes: the field {name} is null, and the schema {chosen.id} has no "
-                failure = F.raise_error(F.lit(f"{words}null for it. Give a value."))
-                value = F.when(value.isNull(), failure).otherwise(value)
-            packed.append(value.alias(name))
-    row = F.struct(*packed)
+    row = F.struct(*_packed({same(name): name for name in given}, chosen, same))
     is_deleted = (
         F.lit(False) if deleted is None else F.coalesce(F.col(quoted(deleted)), F.lit(False))
     )
@@ -90,10 +67,45 @@ def value_bytes(
         value = F.when(~is_deleted, row)
         return F.concat(head(chosen.id), to_avro(value, chosen.text))
 
-    dropped = {same(name) for name in given} | left_out
+    dropped = {*map(same, given), *left_out}
     kept = [F.col(quoted(name)) for name in df.columns if same(name) not in dropped]
     encoded = with_decoded(df, "kl_framed", framed)
     return encoded.select(*kept, F.col("kl_framed").alias(_VALUE))
+
+
+def _packed(
+    given: Mapping[str, str], schema: RegisteredSchema, same: Callable[[str], str]
+) -> list[Column]:
+    """Return the columns that are the schema's fields; a null that it forbids fails the query.
+
+    Raises InvalidInputError for a column that is not a field, and for a field without a column.
+    """
+    from pyspark.sql import functions as F
+
+    from kafkalog.values.spark_sql import quoted
+
+    fields = _fields(schema)
+    known = {same(name) for name in fields}
+    if extra := [name for key, name in given.items() if key not in known]:
+        raise InvalidInputError(
+            f"value_bytes: the schema {schema.id} has no field {extra[0]!r} (its fields are: "
+            f"{', '.join(fields)}). Drop the column, or name the fields with columns="
+        )
+    packed: list[Column] = []
+    for name, can_be_null in fields.items():
+        if same(name) in given:
+            value = F.col(quoted(given[same(name)]))
+            if not can_be_null:
+                words = f"value_bytes: the field {name} is null, and the schema {schema.id} has no "
+                failure = F.raise_error(F.lit(f"{words}null for it. Give a value."))
+                value = F.when(value.isNull(), failure).otherwise(value)
+            packed.append(value.alias(name))
+        elif not can_be_null:
+            raise InvalidInputError(
+                f"value_bytes: there is no column {name!r}, a field of the schema {schema.id} that "
+                "cannot be null. Add the column."
+            )
+    return packed
 
 
 def _registered(

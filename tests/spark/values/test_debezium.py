@@ -28,13 +28,13 @@ def frame_of(spark: Any, *documents: Any) -> Any:
     values = [
         (n, None if text is None else bytearray(text.encode())) for n, text in enumerate(texts)
     ]
-    return spark.createDataFrame(values, "n int, value binary")
+    return spark.createDataFrame(values, "place int, value binary")
 
 
 def rows_of(spark: Any, row: str, *documents: Any, envelope: Any = "debezium") -> list[Any]:
     frame = frame_of(spark, *documents)
     found = kafkalog.value_columns(frame, json=row, envelope=envelope, bad_column="bad")
-    return [each.asDict(recursive=True) for each in found.orderBy("n").drop("n").collect()]
+    return [each.asDict(recursive=True) for each in found.orderBy("place").drop("place").collect()]
 
 
 def plain(value: Any) -> Any:

@@ -90,6 +90,11 @@ class RecordForm:
             raise InvalidInputError("envelope= goes with json= or avro=, the rows in the events")
         return cls(value, key, refuses_null_keys=refuses_null_keys)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether a record with a value may be a deletion, as a change event may."""
+        return isinstance(self.value, (AvroChanges, JsonChanges))
+
     def ask_for(self, records: DataFrame, topics: Collection[str] = ()) -> None:
         """Ask registries for the schemas of all records of a frame that is not a stream."""
         for each in self._framed():

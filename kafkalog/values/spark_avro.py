@@ -103,7 +103,17 @@ def marked(schema: Any, *, has_head: bool = False) -> str:
     if has_head:
         head = {"type": "fixed", "name": "kl_head", "size": HEAD_SIZE}
         fields.insert(0, {"name": "kl_head", "type": head})
-    return json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+    text = json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+    return json.dumps(json.loads(text, object_hook=_as_spark_has_it))
+
+
+def _as_spark_has_it(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a decimal with a precision that Spark has; one with more digits is then bad.
+
+    Confluent's AvroConverter writes 64 where Connect does not know the precision.
+    """
+    is_decimal = node.get("logicalType") == "decimal" and isinstance(node.get("precision"), int)
+    return node | {"precision": min(38, node["precision"])} if is_decimal else node
 
 
 def decoded(body: Column, writer: str, options: Mapping[str, str]) -> Column:

@@ -86,6 +86,8 @@ class RecordForm:
             reader=given.get("key_reader"),
             subject=given.get("key_subject"),
         )
+        if how.envelope is not None and value is None:
+            raise InvalidInputError("envelope= goes with json= or avro=, the rows in the events")
         return cls(value, key, refuses_null_keys=refuses_null_keys)
 
     @property

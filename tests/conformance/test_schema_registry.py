@@ -167,6 +167,19 @@ def compare(found: dict[int, dict[str, Any]], expected: list[dict[str, Any]]) ->
         assert plain(row) == plain(expected[offset]), offset
 
 
+def compare_schemas(registry: kafkalog.SchemaRegistry, client: SchemaRegistryClient) -> None:
+    """Compare what we say of subjects and ids with what Confluent's client says."""
+    numbers = client.get_versions(SUBJECT)
+    assert len(numbers) == orders.VERSIONS
+    ids = [client.get_version(SUBJECT, number).schema_id for number in numbers]
+    assert [version.id for version in registry.versions(SUBJECT)] == ids
+    assert registry.latest(SUBJECT).id == ids[-1]
+    assert registry.register("key-copy", orders.text(orders.KEY)) == registry.latest("key-copy").id
+    for missing in (lambda: registry.schema(10**6), lambda: registry.latest("none")):
+        with pytest.raises(SchemaNotFoundError):
+            missing()
+
+
 def test_framed_values_are_what_confluents_deserializers_say_also_from_a_dead_disk(
     kafka: KafkaBroker, schema_registry: SchemaRegistryServer, tmp_path: Path
 ) -> None:
@@ -183,7 +196,7 @@ def test_framed_values_are_what_confluents_deserializers_say_also_from_a_dead_di
 
         kafka.wait_until(lambda: ends(TOPIC)[1] == len(expected))
         compare(rows(url=schema_registry.url), expected)
-        assert len(client.get_versions(SUBJECT)) == orders.VERSIONS
+        compare_schemas(kafkalog.SchemaRegistry(schema_registry.url), client)
 
         def left() -> int:
             with kafkalog.open(path) as log:

@@ -70,9 +70,9 @@ test-kernels-mutated: $(READY)
 damage-test: $(READY) ## every file of a log cut and flipped at every byte, counted; takes a while
 	KAFKALOG_DAMAGE=full $(BIN)/python -m pytest -s tests/unit/storage_engine/test_damage*.py $(ARGS)
 
-twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats
+twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats; 100,000 framed values
 	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/conformance/test_cleaner_twin.py tests/conformance/test_spark_twin.py \
-	    tests/conformance/test_sink_twin.py $(ARGS)
+	    tests/conformance/test_sink_twin.py tests/conformance/test_schema_registry.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)

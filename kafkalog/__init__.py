@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.copying.copy import CopiedPartition
     from kafkalog.values.columns import value_columns
     from kafkalog.values.debezium import Debezium
+    from kafkalog.values.framed_value import value_bytes
     from kafkalog.values.schema_registry import SchemaRegistry
 
     __compiled__: bool
@@ -52,6 +53,7 @@ __all__ = [
     "offsets_behind_latest",
     "open",
     "register",
+    "value_bytes",
     "value_columns",
 ]
 
@@ -67,6 +69,7 @@ _HOMES = {
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",
+    "value_bytes": "values.framed_value",
     "value_columns": "values.columns",
 }
 """The modules of names that are imported when they are first used."""

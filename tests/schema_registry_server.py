@@ -95,7 +95,7 @@ class SchemaRegistryServer:
             return False
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def schema_registry() -> Iterator[SchemaRegistryServer]:
     """Yield a running registry; without one skip, or fail if this is CI."""
     reason = fault()

@@ -93,7 +93,7 @@ class KTable:
         """
         reader = self._session().read.format(FORMAT).options(**{**self.options, **(options or {})})
         frame = reader.options(path=self.path, subscribe=self.topic, view="latest").load()
-        return self._with_columns(frame, documents, bad_column)
+        return self._with_columns(frame, documents, bad_column, is_table=True)
 
     def create_view(
         self,
@@ -142,14 +142,26 @@ class KTable:
         return table
 
     def _with_columns(
-        self, frame: DataFrame, documents: DocumentArguments, bad_column: str | None
+        self,
+        frame: DataFrame,
+        documents: DocumentArguments,
+        bad_column: str | None,
+        *,
+        is_table: bool = False,
     ) -> DataFrame:
         """Return records with the fields of their documents; JSON that does not parse is null."""
         given = {name: each for name, each in documents.items() if each is not None}
         if not given:
             return frame
         form = RecordForm.of(is_strict=bad_column is not None, **cast("DocumentArguments", given))
-        return columns_of(frame, form, bad_column=bad_column, topics=[self.topic])
+        return columns_of(
+            frame,
+            form,
+            bad_column=bad_column,
+            topics=[self.topic],
+            deleted=None if is_table else "deleted",
+            is_table=is_table,
+        )
 
     @overload
     def lookup(self, key: bytes | str, *, partition: int | None = None) -> Record | None: ...

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
 
-UNAVAILABLE: Final = "kl_unavailable"
-"""The column with the names of a row's fields that the event does not have; null for none."""
+_UNAVAILABLE: Final = "kl_unavailable"
 _ROW: Final = "kl_row"
 _OPERATIONS: Final = ("r", "c", "u", "d")
 
@@ -56,12 +55,12 @@ class ChangeRows:
     is_marked_deleted: Column
     placeholder: bytes
     added: dict[str, Column] = field(default_factory=dict)
+    unavailable_column: str | None = None
 
-    def applied(self, df: DataFrame, column: str, *, may_miss: bool) -> DataFrame:
+    def applied(self, df: DataFrame, column: str) -> DataFrame:
         """Return `df` with the row in a column, null for none, and with reasons in `kl_bad`.
 
-        A row without some value is bad, unless it `may_miss` it: the column `kl_unavailable` then
-        has the names, and the row has nulls.
+        A row that has the placeholder is bad, unless the names of such fields get a column.
         """
         from pyspark.sql import functions as F
 
@@ -70,29 +69,21 @@ class ChangeRows:
         df, typed = converted(df, [each.typed(each.written, each.about) for each in fields])
         pairs = list(zip(fields, missing, strict=True))
         values = {f.name: F.when(~m, t) for (f, m), t in zip(pairs, typed, strict=True)}
-        row = F.struct(*[value.alias(name) for name, value in (values | self.added).items()])
+        names = F.array(*[F.when(m, F.lit(f.name)) for f, m in pairs])
+        absent = F.filter(names, lambda name: name.isNotNull())
+        df = df.withColumn(_UNAVAILABLE, F.when(F.size(absent) > 0, absent))
+        values |= self.added
+        if self.unavailable_column is not None:
+            values[self.unavailable_column] = F.col(_UNAVAILABLE)
+        row = F.struct(*[value.alias(name) for name, value in values.items()])
         is_row = self.document.isNotNull() & ~self._is_deleted()
-        absent = F.filter(
-            F.array(*[F.when(m, F.lit(f.name)) for f, m in pairs]), lambda name: name.isNotNull()
-        )
-        df = df.withColumns({_ROW: F.when(is_row, row), UNAVAILABLE: F.when(is_row, absent)})
-        reason = F.coalesce(self._fault_of_event(fields), F.when(is_row, _misfit(fields, missing)))
-        is_short = F.size(UNAVAILABLE) > 0
-        if not may_miss:
-            words = (
-                "the event has no value of %s, which is large and did not change: Debezium put its "
-                "placeholder there"
-            )
-            short = F.when(is_short, F.format_string(words, F.array_join(UNAVAILABLE, ", ")))
-            reason = F.coalesce(reason, short)
-        df = with_reason(df, F.when(self.document.isNotNull(), reason))
-        is_good = F.col(BAD).isNull()
-        df = df.withColumn(column, F.when(is_good, F.col(_ROW)))
-        kept = dict.fromkeys([*before, BAD])
-        if not may_miss:
-            return df.select(*kept)
-        df = df.withColumn(UNAVAILABLE, F.when(is_good & is_short, F.col(UNAVAILABLE)))
-        return df.select(*kept, UNAVAILABLE)
+        df = df.withColumn(_ROW, F.when(is_row, row))
+        reasons = [self._fault_of_event(fields), F.when(is_row, _misfit(fields, missing))]
+        if self.unavailable_column is None:
+            reasons.append(F.when(is_row & F.col(_UNAVAILABLE).isNotNull(), _unavailable()))
+        df = with_reason(df, F.when(self.document.isNotNull(), F.coalesce(*reasons)))
+        df = df.withColumn(column, F.when(F.col(BAD).isNull(), F.col(_ROW)))
+        return df.select(*dict.fromkeys([*before, BAD]))
 
     def _measured(self, df: DataFrame) -> tuple[DataFrame, list[RowField], list[Column]]:
         """Return `df` with columns of what is written, and whether it is the placeholder."""
@@ -146,6 +137,17 @@ class ChangeRows:
                 "of the row)",
             )
         )
+
+
+def _unavailable() -> Column:
+    """Return why a row is bad that has the placeholder."""
+    from pyspark.sql import functions as F
+
+    return F.format_string(
+        "the event has no value of %s, which is large and did not change: Debezium put its "
+        "placeholder there",
+        F.array_join(_UNAVAILABLE, ", "),
+    )
 
 
 def _misfit(fields: Sequence[RowField], missing: Sequence[Column]) -> Column:

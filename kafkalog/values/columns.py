@@ -51,19 +51,17 @@ def value_columns(
     record is bad, and is null if it is not. Nothing fails then, and the fields of a bad record are
     null.
 
-    `avro` as a schema is for bare values: one with the five bytes that Confluent's serializers put
+    A schema in `avro` is for bare values. One with the five bytes that Confluent's serializers put
     before it is bad, and the reason says how to decode it. With a registry it is the other way
     round. Each value is then decoded with the schema that it was written with, into the columns of
-    one reader's schema: `reader`, else the latest of `subject`, by default `<topic>-value` if `df`
-    has one topic. If there is no such subject, it is the schema with the highest id among those in
-    use. A batch is read once more before, for the ids in it. A stream takes all versions of the
-    subject, so it needs `subject` unless the registry is a dict or a log; a value with another id
-    stops it with an error, and it goes on when it is started again. `json` takes framed documents
-    as it takes bare ones.
+    a reader's schema: `reader`, else the latest of `subject`. Without both, a batch is read once
+    for the ids in it. The reader's schema is then the latest of `<topic>-value` if the registry has
+    it, else the schema in use with the highest id. A stream takes all versions of the subject. A
+    value with a newer id stops it with an error, and it goes on when it is started again. `json`
+    takes framed documents as it takes bare ones.
 
-    With `envelope="debezium"` the documents are change events, or their keys, and the schemas of
-    `json` and `key_json` are those of rows; see `kafkalog.Debezium`, which may be given instead. A
-    deletion gives nulls in all fields.
+    With `envelope="debezium"` the documents are change events and their keys, and `json` and
+    `key_json` are the schemas of rows; see `kafkalog.Debezium`, which may be given instead.
 
     Raises InvalidInputError for an invalid schema, for equal column names, for schemas that Avro
     would read as other values (a decimal of another scale, a time of another unit), and if Spark's
@@ -101,10 +99,13 @@ def columns_of(
     bad_column: str | None = None,
     is_lenient: bool = False,
     topics: Collection[str] = (),
+    deleted: str | None = None,
+    is_table: bool = False,
 ) -> DataFrame:
     """Return `df` with the fields of its documents as columns, see `value_columns`.
 
-    `topics` are those of a stream, for the subjects of their schemas.
+    `topics` are those of a stream, for the subjects of their schemas. The column `deleted` is true
+    for an event that is a deletion; a frame that `is_table` has no row for it.
     """
     from pyspark.sql import functions as F
 
@@ -117,6 +118,11 @@ def columns_of(
             )
     form.prepare(df, topics)
     decoded = form.decoded(df)
+    if form.has_events and (deleted is not None or is_table):
+        is_deletion = F.col("value").isNull() & F.col(BAD).isNull()
+        decoded = decoded.where(~is_deletion) if is_table else decoded
+        if deleted is not None:
+            decoded = decoded.withColumn(deleted, is_deletion)
     if not is_lenient and bad_column is None:
         for side in sides:
             fine = F.when(F.col(BAD).isNull(), F.col(side))

@@ -194,9 +194,10 @@ def _moment(text: Column, *, is_local: bool) -> Column:
 
 
 def _bytes(text: Column) -> Column:
+    """Return the bytes of base64, which Java's encoder pads; Spark would take it without."""
     from pyspark.sql import functions as F
 
-    return F.try_to_binary(text, F.lit("base64"))
+    return F.when(F.length(text) % 4 == 0, F.try_to_binary(text, F.lit("base64")))
 
 
 def _binary(text: Column, meaning: Meaning) -> Column:
@@ -270,7 +271,8 @@ def _shifted(number: Column, scale: Column, kind: DecimalType) -> Conversion:
     from pyspark.sql import functions as F
 
     number = yield number
-    digits = yield F.abs(number).cast("string")
+    # Spark's `abs` rounds to 34 digits.
+    digits = yield F.translate(number.cast("string"), "-", "")
     fraction = F.greatest(scale, F.lit(0))
     size = F.greatest(F.length(digits), fraction + 1)
     long = yield F.when(scale.between(-38, 76), F.lpad(digits, size, F.lit("0")))

@@ -67,10 +67,13 @@ class Debezium:
             `__source_ts_ms`. An unwrapped row has them if the connector added them.
         placeholder: The connector's `unavailable.value.placeholder`, which stands for a value that
             the database did not give: it is large, and did not change. A record with one is bad.
+        unavailable_column: The name of a further column. A record with such values is then not bad:
+            the values are null, and this column has the names of their fields, null for none.
     """
 
     add_fields: Sequence[str] = ()
     placeholder: str = PLACEHOLDER
+    unavailable_column: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.add_fields, str):
@@ -80,7 +83,8 @@ class Debezium:
 
     def added_names(self) -> list[str]:
         """Return the names of the added columns."""
-        return [_added_name(given) for given in self.add_fields]
+        names = [_added_name(given) for given in self.add_fields]
+        return names if self.unavailable_column is None else [*names, self.unavailable_column]
 
     def avro_names(self, reader: Any, *, is_key: bool = False) -> list[str]:
         """Return the fields of the rows that `avro_rows` or `avro_keys` makes."""
@@ -90,7 +94,8 @@ class Debezium:
             return list(of_event)
         if {"op", "after"} <= of_event.keys():
             return [*_avro_fields(kind, of_event["after"]), *self.added_names()]
-        return [name for name in of_event if name != _DELETED]
+        names = [name for name in of_event if name != _DELETED]
+        return names if self.unavailable_column is None else [*names, self.unavailable_column]
 
     def json_schema(self, row: StructType, *, is_key: bool = False) -> StructType:
         """Return the schema with which `from_json` decodes documents, given that of their rows."""
@@ -111,14 +116,11 @@ class Debezium:
             schema.add("schema", StructType.fromDDL(_SCHEMA))
         return schema
 
-    def json_rows(
-        self, df: DataFrame, row: StructType, column: str = "value", *, may_miss: bool = False
-    ) -> DataFrame:
+    def json_rows(self, df: DataFrame, row: StructType, column: str = "value") -> DataFrame:
         """Return `df` with rows in a column of documents that `json_schema` has decoded.
 
         `df` has the reasons of bad records in `kl_bad`, and gets more; a row is null for a deletion
-        and for a bad record. If rows `may_miss` values, the column `kl_unavailable` names the
-        fields that a table has to keep as they are.
+        and for a bad record.
         """
         from pyspark.sql import functions as F
 
@@ -151,7 +153,7 @@ class Debezium:
             is_deleted=_is_deleted(marks),
             added=added,
         )
-        return rows.applied(df, column, may_miss=may_miss).drop(_EVENT)
+        return rows.applied(df, column).drop(_EVENT)
 
     def json_keys(self, df: DataFrame, row: StructType, column: str = "key") -> DataFrame:
         """Return `df` with the fields of keys, which are in no event, in a column of documents."""
@@ -167,12 +169,10 @@ class Debezium:
             )
             for each in row
         ]
-        rows = self._rows(event, fields, op=_nothing(), has_after=no, is_deleted=no)
-        return rows.applied(df, column, may_miss=False).drop(_EVENT)
+        rows = self._rows(event, fields, op=_nothing(), has_after=no, is_deleted=no, is_key=True)
+        return rows.applied(df, column).drop(_EVENT)
 
-    def avro_rows(
-        self, df: DataFrame, reader: Any, column: str = "value", *, may_miss: bool = False
-    ) -> DataFrame:
+    def avro_rows(self, df: DataFrame, reader: Any, column: str = "value") -> DataFrame:
         """Return `df` with rows in a column that was decoded into the reader's Avro schema.
 
         The schema, as JSON's values, is an event's, or an unwrapped row's. Else as `json_rows`.
@@ -197,7 +197,7 @@ class Debezium:
                 is_deleted=no,
                 added=added,
             )
-            return rows.applied(df, column, may_miss=may_miss)
+            return rows.applied(df, column)
         of_row = {name: node for name, node in of_event.items() if name != _DELETED}
         fields = _avro_row(document, of_row, decoded)
         marks: dict[str, Column] = {}
@@ -207,7 +207,7 @@ class Debezium:
         rows = self._rows(
             document, fields, op=_nothing(), has_after=no, is_deleted=_is_deleted(marks)
         )
-        return rows.applied(df, column, may_miss=may_miss)
+        return rows.applied(df, column)
 
     def avro_keys(self, df: DataFrame, reader: Any, column: str = "key") -> DataFrame:
         """Return `df` with the fields of keys, which are in no event, as `avro_rows` has them."""
@@ -217,8 +217,8 @@ class Debezium:
         document, no = F.col(column), F.lit(False)
         decoded: Any = df.schema[column].dataType
         fields = _avro_row(document, _avro_fields(kind, kind.record()), decoded)
-        rows = self._rows(document, fields, op=_nothing(), has_after=no, is_deleted=no)
-        return rows.applied(df, column, may_miss=False)
+        rows = self._rows(document, fields, op=_nothing(), has_after=no, is_deleted=no, is_key=True)
+        return rows.applied(df, column)
 
     def _rows(
         self,
@@ -229,11 +229,21 @@ class Debezium:
         has_after: Column,
         is_deleted: Column,
         added: Mapping[str, Column] | None = None,
+        is_key: bool = False,
     ) -> ChangeRows:
         content = self.placeholder.encode()
         if self.placeholder.startswith("hex:"):
             content = bytes.fromhex(self.placeholder.removeprefix("hex:"))
-        return ChangeRows(document, fields, op, has_after, is_deleted, content, dict(added or {}))
+        return ChangeRows(
+            document,
+            fields,
+            op,
+            has_after,
+            is_deleted,
+            content,
+            dict(added or {}),
+            None if is_key else self.unavailable_column,
+        )
 
     def _event_fields(self) -> list[StructField]:
         """Return the fields that have to be decoded for the added columns."""

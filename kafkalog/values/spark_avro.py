@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 _PRIMITIVE: Final = {*("null", "boolean", "int", "long", "float", "double", "bytes", "string")}
-_MARKER: Final = bytes.fromhex("b1d3f7a98ec4e25f")
-"""No field of a value is likely to have these bytes."""
+_MARKER: Final = bytes.fromhex("b1d3f7a98ec4e2dfa701")
+"""A whole number in Avro. No field of a value is likely to have these bytes."""
+_NUMBER: Final = -6043765899387663577
+"""The number."""
 _OF_SCHEMA: Final = re.compile(
     r"(?:(?:SchemaParse|AvroType|IncompatibleSchema)Exception: |"
     r"\[(?=DECIMAL_PRECISION_EXCEEDS_MAX_PRECISION))(.*)"
@@ -97,12 +99,21 @@ def marked(schema: Any, *, has_head: bool = False) -> str:
 
     With `has_head` the five bytes of a framed value come first.
     """
-    end = {"type": "fixed", "name": "kl_end", "size": len(_MARKER)}
-    fields = [{"name": "kl_value", "type": schema}, {"name": "kl_end", "type": end}]
+    fields = [{"name": "kl_value", "type": schema}, {"name": "kl_end", "type": "long"}]
     if has_head:
         head = {"type": "fixed", "name": "kl_head", "size": HEAD_SIZE}
         fields.insert(0, {"name": "kl_head", "type": head})
-    return json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+    text = json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+    return json.dumps(json.loads(text, object_hook=_as_spark_has_it))
+
+
+def _as_spark_has_it(node: dict[str, Any]) -> dict[str, Any]:
+    """Return a decimal with a precision that Spark has; one with more digits is then bad.
+
+    Confluent's AvroConverter writes 64 where Connect does not know the precision.
+    """
+    is_decimal = node.get("logicalType") == "decimal" and isinstance(node.get("precision"), int)
+    return node | {"precision": min(38, node["precision"])} if is_decimal else node
 
 
 def decoded(body: Column, writer: str, options: Mapping[str, str]) -> Column:
@@ -124,7 +135,7 @@ def ends(decoded: Column) -> Column:
     """Return whether a decoded value ends at the marker; false for none."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(decoded["kl_end"] == F.lit(_MARKER), F.lit(False))
+    return F.coalesce(decoded["kl_end"] == F.lit(_NUMBER), F.lit(False))
 
 
 def value_of(decoded: Column, schema: Any, column: str) -> Column:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conformance.kafka import KafkaBroker, fault
+from tests.schema_registry_server import schema_registry  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def test_wrong_schemas_are_refused_when_the_table_is_made(spark: Any, tmp_path: 
     with pytest.raises(InvalidInputError, match="'id nonsense' is no schema"):
         table.df(json="id nonsense")
     with pytest.raises(InvalidInputError, match="takes the schema of a record"):
-        table.df(avro='"int"')
+        table.df(avro='"order"')
     with pytest.raises(InvalidInputError, match="on the class path: start the session"):
         table.df(avro=avro)
     with pytest.raises(InvalidInputError, match="several columns would be called '_key'"):

@@ -1,0 +1,314 @@
+"""Rules of change events in Avro, and of written values; `test_debezium_avro` runs them."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import io
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+
+import kafkalog
+from examples import rescued_registry
+from kafkalog.errors import InvalidInputError, SchemaNotFoundError
+from kafkalog.sink.upsert import SQLiteUpsert
+from tests import debezium_types as types
+
+PLACEHOLDER = "__debezium_unavailable_value"
+LITERALS = {
+    "boolean": "boolean",
+    "int16": "int",
+    "int32": "int",
+    "int64": "long",
+    "float": "float",
+    "double": "double",
+    "string": "string",
+    "bytes": "bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    """Yield a session that has Spark's Avro package."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.jars", os.environ["KAFKALOG_AVRO_JAR"])
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    kafkalog.register(session)
+    yield session
+    session.stop()
+
+
+def avro_type(each: types.Documented, place: int) -> Any:
+    """Return a type as Confluent's AvroConverter makes it of Connect's."""
+    named = {"connect.version": 1, "connect.name": each.name} if each.name else {}
+    if each.scale is not None:
+        precision = int(each.column.partition("(")[2].partition(",")[0])
+        return {"type": "bytes", "logicalType": "decimal", "precision": precision,
+                "scale": each.scale, "connect.parameters": {"scale": str(each.scale)},
+                **named}  # fmt: skip
+    logical = {"Date": "date", "Time": "time-millis", "Timestamp": "timestamp-millis"}
+    if each.name and each.name.startswith(types.CONNECT):
+        named["logicalType"] = logical[each.name.removeprefix(types.CONNECT)]
+    if each.literal == "struct":
+        kinds = {int: "int", float: "double", str: "bytes", type(None): "int"}
+        fields = [
+            {"name": name, "type": ["null", kinds[type(value)]]}
+            for name, value in each.written.items()
+        ]
+        return {"type": "record", "name": f"S{place}", "fields": fields, **named}
+    if each.literal == "array":
+        kind = each.column.removeprefix("array<").removesuffix(">")
+        return {"type": "array", "items": ["null", kind], **named}
+    if each.literal == "map":
+        return {"type": "map", "values": "string"}
+    kind = LITERALS[each.literal]
+    return {"type": kind, **named} if named else kind
+
+
+def avro_value(each: types.Documented) -> Any:
+    if each.scale is not None:
+        return each.expected
+    if each.literal == "bytes":
+        return base64.b64decode(each.written)
+    if each.literal == "struct":
+        return {
+            name: base64.b64decode(value) if isinstance(value, str) else value
+            for name, value in each.written.items()
+        }
+    return each.written
+
+
+def event_schema(row: dict[str, Any]) -> dict[str, Any]:
+    source = {"type": "record", "name": "Source", "namespace": "io.debezium.connector.postgresql",
+              "fields": [{"name": "lsn", "type": ["null", "long"], "default": None},
+                         {"name": "ts_ms", "type": "long"}]}  # fmt: skip
+    return {
+        "type": "record",
+        "name": "Envelope",
+        "namespace": "s.public.t",
+        "fields": [
+            {"name": "before", "type": ["null", row], "default": None},
+            {"name": "after", "type": ["null", row["name"]], "default": None},
+            {"name": "source", "type": source},
+            {"name": "op", "type": "string"},
+            {"name": "ts_ms", "type": ["null", "long"], "default": None},
+        ],
+        "connect.name": "s.public.t.Envelope",
+    }
+
+
+def encoded(schema: Any, value: Any) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
+    return stream.getvalue()
+
+
+def framed(number: int, schema: Any, value: Any) -> bytes:
+    return b"\0" + number.to_bytes(4) + encoded(schema, value)
+
+
+def event(op: str, after: Any, **more: Any) -> dict[str, Any]:
+    source = {"lsn": 24023128, "ts_ms": 1559033904863}
+    return {"before": None, "after": after, "source": source, "op": op, "ts_ms": 7, **more}
+
+
+def decoded(spark: Any, schema: Any, *values: Any, envelope: Any = "debezium") -> list[Any]:
+    registry = kafkalog.SchemaRegistry(schemas={7: json.dumps(schema)})
+    rows = [
+        (n, None if v is None else bytearray(framed(7, schema, v))) for n, v in enumerate(values)
+    ]
+    frame = spark.createDataFrame(rows, "n int, value binary")
+    found = kafkalog.value_columns(frame, avro=registry, envelope=envelope, bad_column="bad")
+    return [each.asDict(recursive=True) for each in found.orderBy("n").drop("n").collect()]
+
+
+@pytest.mark.parametrize("table", ["POSTGRES", "MYSQL"])
+def test_every_documented_type_has_its_value(spark: Any, table: str) -> None:
+    documented: list[types.Documented] = getattr(types, table)
+    fields = [
+        {"name": types.column_of(n), "type": ["null", avro_type(each, n)], "default": None}
+        for n, each in enumerate(documented)
+    ]
+    row = {"type": "record", "name": "Value", "fields": fields}
+    value = {types.column_of(n): avro_value(each) for n, each in enumerate(documented)}
+    expected = {
+        each.database: each.expected if each.avro_expected is None else each.avro_expected
+        for each in documented
+    }
+    for schema, written in ((event_schema(row), event("c", value)), (row, value)):
+        (found,) = decoded(spark, schema, written)
+        assert found.pop("bad") is None
+        values = dict(zip(expected, found.values(), strict=True))
+        for name, each in values.items():
+            if isinstance(expected[name], dt.datetime) and expected[name].tzinfo:
+                values[name] = each.astimezone(dt.UTC)
+        assert values == expected
+
+
+ROW = {
+    "type": "record",
+    "name": "Value",
+    "fields": [
+        {"name": "id", "type": "int"},
+        {"name": "name", "type": ["null", "string"], "default": None},
+        {"name": "photo", "type": ["null", "bytes"], "default": None},
+    ],
+}
+ANN = {"id": 1, "name": "Ann", "photo": b"p"}
+
+
+def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> None:
+    nothing = dict.fromkeys(ANN)
+    cases: list[tuple[Any, Any, str | None]] = [
+        (event("r", ANN), ANN, None),
+        (event("u", ANN), ANN, None),
+        (event("d", None, before=ANN), nothing, None),
+        (None, nothing, None),
+        (event("t", None), nothing, "the table was truncated"),
+        (event("u", ANN | {"name": PLACEHOLDER}), nothing, "the event has no value of name,"),
+        (
+            event("u", ANN | {"photo": PLACEHOLDER.encode()}),
+            nothing,
+            "the event has no value of ph",
+        ),
+    ]
+    found = decoded(spark, event_schema(ROW), *[document for document, _, _ in cases])
+    for (document, row, reason), each in zip(cases, found, strict=True):
+        bad = each.pop("bad")
+        assert (each, bad is None) == (row, reason is None), (document, bad)
+        assert reason is None or bad.startswith(reason)
+
+
+def test_a_decimal_of_unknown_precision_has_the_digits_of_sparks(spark: Any) -> None:
+    """AvroConverter writes the precision 64 where Connect has none, as for PostgreSQL's money."""
+    money = {"type": "bytes", "logicalType": "decimal", "precision": 64, "scale": 2,
+             "connect.name": f"{types.CONNECT}Decimal"}  # fmt: skip
+    row = {"type": "record", "name": "Value", "fields": [{"name": "cash", "type": money}]}
+    events = [event("c", {"cash": types.Decimal(text)}) for text in ("9.99", "1" * 37 + ".00")]
+    found = decoded(spark, event_schema(row), *events)
+    assert found[0] == {"cash": types.Decimal("9.99"), "bad": None}
+    assert found[1]["cash"] is None
+    assert found[1]["bad"] is not None
+
+
+def test_a_table_leaves_out_what_an_event_deletes(spark: Any, tmp_path: Path) -> None:
+    schema = event_schema(ROW)
+    registry = kafkalog.SchemaRegistry(schemas={7: json.dumps(schema)})
+    with kafkalog.open(tmp_path / "log") as log:
+        log.create_topic("t")
+        log.append("t", [("1", framed(7, schema, event("c", ANN))),
+                         ("2", framed(7, schema, event("d", None)))])  # fmt: skip
+    table = kafkalog.KTable(spark, tmp_path / "log", "t").df(avro=registry, envelope="debezium")
+    assert [(row.key, row.name) for row in table.collect()] == [(b"1", "Ann")]
+
+
+def test_an_unwrapped_row_may_be_marked_as_deleted(spark: Any) -> None:
+    mark = {"name": "__deleted", "type": ["null", "string"], "default": None}
+    schema = ROW | {"fields": [*ROW["fields"], mark]}  # type: ignore[misc]
+    rows = [ANN | {"__deleted": "false"}, ANN | {"__deleted": "true"}]
+    found = decoded(spark, schema, *rows)
+    assert [(each["id"], each["bad"]) for each in found] == [(1, None), (None, None)]
+    assert "__deleted" not in found[0]
+
+
+def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
+    envelope = kafkalog.Debezium(add_fields=["op", "source.ts_ms", "lsn"])
+    (found,) = decoded(spark, event_schema(ROW), event("c", ANN), envelope=envelope)
+    assert (found["__op"], found["__source_ts_ms"], found["__lsn"]) == (
+        "c",
+        1559033904863,
+        24023128,
+    )
+
+
+def test_an_upsert_follows_a_table_by_its_events(spark: Any, tmp_path: Path) -> None:
+    key = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
+    schema = event_schema(ROW)
+    registry = kafkalog.SchemaRegistry(schemas={7: json.dumps(schema)})
+    keys = kafkalog.SchemaRegistry(schemas={3: json.dumps(key)})
+
+    def record(number: int, value: Any) -> tuple[bytes, bytes | None]:
+        content = None if value is None else framed(7, schema, value)
+        return framed(3, key, {"id": number}), content
+
+    path = str(tmp_path / "log")
+    with kafkalog.open(path) as log:
+        log.create_topic("t")
+        log.append("t", [
+            record(1, event("r", ANN)), record(2, event("c", ANN | {"id": 2})),
+            record(1, event("u", ANN | {"name": "Anna"})), record(2, event("d", None)),
+            record(2, None), record(3, event("c", ANN | {"id": 3})), record(3, event("d", None)),
+        ])  # fmt: skip
+    upsert = SQLiteUpsert(
+        str(tmp_path / "t.db"), "t", avro=registry, key_avro=keys, envelope="debezium",
+        checkpoint=str(tmp_path / "checkpoint"),
+    )  # fmt: skip
+    stream = spark.readStream.format("kafkalog").options(path=path, subscribe="t")
+    frame = stream.option("startingOffsets", "earliest").load()
+    writer = frame.writeStream.foreachBatch(upsert).trigger(availableNow=True)
+    writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    with sqlite3.connect(tmp_path / "t.db") as base:
+        assert base.execute("SELECT id, name FROM t").fetchall() == [(1, "Anna")]
+    base.close()
+
+
+def test_rows_become_framed_values_that_avro_reads(spark: Any) -> None:
+    registry = kafkalog.SchemaRegistry(schemas={300: json.dumps(ROW)})
+    rows = [(b"k1", "Ann", 1, False), (b"k2", None, 2, False), (b"k3", "Cid", 3, True)]
+    frame = spark.createDataFrame(rows, "key binary, NAME string, id int, gone boolean")
+    written = kafkalog.value_bytes(frame, avro=registry, subject="t-value", deleted="gone")
+    assert written.columns == ["key", "value"]
+    values = {bytes(row.key): row.value and bytes(row.value) for row in written.collect()}
+    assert values == {
+        b"k1": framed(300, ROW, {"id": 1, "name": "Ann", "photo": None}),
+        b"k2": framed(300, ROW, {"id": 2, "name": None, "photo": None}),
+        b"k3": None,
+    }
+    back = kafkalog.value_columns(written, avro=registry).orderBy("key").collect()
+    assert [(row.id, row.name) for row in back] == [(1, "Ann"), (2, None), (None, None)]
+
+
+def test_columns_that_are_not_the_schemas_fields_are_refused(spark: Any) -> None:
+    registry = kafkalog.SchemaRegistry(schemas={300: json.dumps(ROW)})
+
+    def write(ddl: str, **more: Any) -> Any:
+        frame = spark.createDataFrame([], ddl)
+        return kafkalog.value_bytes(frame, avro=registry, subject="t-value", **more)
+
+    with pytest.raises(InvalidInputError, match="the schema 300 has no field 'size'"):
+        write("id int, size int")
+    with pytest.raises(InvalidInputError, match="there is no column 'id'"):
+        write("name string")
+    with pytest.raises(SchemaNotFoundError):
+        write("id int", schema=8)
+    with pytest.raises(InvalidInputError, match="Use the registry's URL"):
+        write("id int", schema=json.dumps(ROW))
+
+
+def test_a_null_that_the_schema_does_not_allow_fails_the_query(spark: Any) -> None:
+    registry = kafkalog.SchemaRegistry(schemas={300: json.dumps(ROW)})
+    frame = spark.createDataFrame([(None, "x")], "id int, name string")
+    written = kafkalog.value_bytes(frame, avro=registry, subject="t-value")
+    with pytest.raises(Exception, match="the field id is null, and the schema 300 has no null"):
+        written.collect()
+
+
+def test_the_example_makes_a_table_of_a_disk_without_broker_and_registry(
+    spark: Any, tmp_path: Path
+) -> None:
+    assert rescued_registry.run(spark, tmp_path) == ["1 Anna 2017-06-20"]

@@ -1,0 +1,170 @@
+"""Rows of Debezium's change events in JSON, as its documentation writes events."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from typing import Any
+
+import pytest
+
+import kafkalog
+from tests import debezium_types as types
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SOURCE = {"version": "3.0.0.Final", "ts_ms": 1559033904863, "lsn": 24023128, "table": "customers"}
+ROW = "id int, name string, tags array<string>, photo binary, balance decimal(10,2)"
+ANN = {"id": 1, "name": "Ann", "tags": ["a"], "photo": types.b64(b"p"), "balance": "fQ=="}
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def event(op: str, after: Any, **more: Any) -> dict[str, Any]:
+    return {"before": None, "after": after, "source": SOURCE, "op": op, "ts_ms": 7, **more}
+
+
+def frame_of(spark: Any, *documents: Any) -> Any:
+    texts = [None if each is None else json.dumps(each) for each in documents]
+    values = [
+        (n, None if text is None else bytearray(text.encode())) for n, text in enumerate(texts)
+    ]
+    return spark.createDataFrame(values, "place int, value binary")
+
+
+def rows_of(spark: Any, row: str, *documents: Any, envelope: Any = "debezium") -> list[Any]:
+    frame = frame_of(spark, *documents)
+    found = kafkalog.value_columns(frame, json=row, envelope=envelope, bad_column="bad")
+    return [each.asDict(recursive=True) for each in found.orderBy("place").drop("place").collect()]
+
+
+def plain(value: Any) -> Any:
+    """Return a moment with its time zone, as Spark's rows have it in that of this process."""
+    return value.astimezone(dt.UTC) if isinstance(value, dt.datetime) else value
+
+
+@pytest.mark.parametrize("told", ["by comments", "by the event's schema"])
+@pytest.mark.parametrize("table", ["POSTGRES", "MYSQL"])
+def test_every_documented_type_has_its_value_in_each_form(
+    spark: Any, table: str, told: str
+) -> None:
+    documented: list[types.Documented] = getattr(types, table)
+    row, schema = types.row_of(documented), types.schema_of(documented)
+    if told == "by comments":
+        documents = [event("c", row), row | {"__deleted": "false"}, {"payload": event("u", row)}]
+    else:
+        documented = [each for each in documented if each.comment not in {"hex", "base64-url-safe"}]
+        row, schema = types.row_of(documented), types.schema_of(documented)
+        documents = [
+            {"schema": types.envelope_schema(schema), "payload": event("r", row)},
+            {"schema": schema, "payload": row},
+        ]
+    ddl = types.ddl(documented, with_comments=told == "by comments")
+    expected = {each.database: each.expected for each in documented}
+    for found in rows_of(spark, ddl, *documents):
+        assert found.pop("bad") is None
+        values = dict(zip(expected, found.values(), strict=True))
+        for each in documented:
+            if isinstance(each.expected, dt.datetime) and each.expected.tzinfo:
+                values[each.database] = plain(values[each.database])
+        assert values == expected
+
+
+def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> None:
+    ann = {"id": 1, "name": "Ann", "tags": ["a"], "photo": b"p", "balance": types.Decimal("1.25")}
+    nothing = dict.fromkeys(ann)
+    cases: list[tuple[Any, Any, str | None]] = [
+        (event("r", ANN), ann, None),
+        (event("c", ANN), ann, None),
+        (event("u", ANN), ann, None),
+        ({"schema": {"type": "struct"}, "payload": event("c", ANN)}, ann, None),
+        ({"schema": None, "payload": ANN}, ann, None),
+        ({**ANN, "__deleted": "false", "__op": "u"}, ann, None),
+        (event("d", None, before=ANN), nothing, None),
+        (None, nothing, None),
+        ({**ANN, "__deleted": "true"}, nothing, None),
+        ({**ANN, "__op": "d"}, nothing, None),
+        ({"before": None, "op": "t", "source": SOURCE}, nothing, "the table was truncated (op t)"),
+        ({"op": "m", "source": SOURCE, "message": {}}, nothing, "op m changes no row"),
+        (event("c", None), nothing, "the event of op c has no row after the change"),
+        ({"heartbeat": 1}, nothing, "the value is neither a change event nor a row"),
+        (event("c", ANN | {"balance": "!"}), nothing, "the field balance does not fit its column"),
+        (event("c", ANN | {"id": "x"}), nothing, "the value is not a JSON document"),
+    ]
+    found = rows_of(spark, ROW, *[document for document, _, _ in cases])
+    for (document, row, reason), each in zip(cases, found, strict=True):
+        bad = each.pop("bad")
+        assert (each, bad is None) == (row, reason is None), (document, bad)
+        assert reason is None or bad.startswith(reason), (document, bad)
+
+
+def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
+    spark: Any,
+) -> None:
+    documents = [event("c", {"n": text}) for text in ("1250", "125", "12.50", "fQ==")]
+    for comment, expected in {
+        "": [None, 125, None, 125],
+        "COMMENT 'string'": [1250, 125, None, None],
+        "COMMENT 'org.apache.kafka.connect.data.Decimal'": [-2658700, None, None, 125],
+    }.items():
+        found = rows_of(spark, f"n decimal(10,0) {comment}", *documents)
+        values = [None if each["n"] is None else int(each["n"]) for each in found]
+        assert values == expected, comment
+        assert [each["bad"] is None for each in found] == [n is not None for n in expected]
+
+
+def test_a_value_that_the_database_did_not_give_makes_the_record_bad(spark: Any) -> None:
+    placeholders = {
+        "name": PLACEHOLDER,
+        "tags": [PLACEHOLDER],
+        "photo": types.b64(PLACEHOLDER.encode()),
+    }
+    documents = [event("u", ANN | {name: text}) for name, text in placeholders.items()]
+    found = rows_of(spark, ROW, *documents, event("d", None), ANN | {"name": PLACEHOLDER})
+    assert [each["id"] for each in found] == [None] * 5
+    for name, each in zip(placeholders, found, strict=False):
+        assert each["bad"].startswith(f"the event has no value of {name}, which is large")
+    assert found[3]["bad"] is None
+    own = kafkalog.Debezium(placeholder="n/a")
+    found = rows_of(spark, ROW, event("u", ANN | {"name": "n/a"}), documents[0], envelope=own)
+    assert found[0]["bad"] is not None
+    assert found[1]["name"] == PLACEHOLDER
+
+
+def test_fields_without_a_value_are_named_on_request(spark: Any) -> None:
+    envelope = kafkalog.Debezium(unavailable_column="missing")
+    documents = [event("u", ANN | {"name": PLACEHOLDER, "tags": [PLACEHOLDER]}), event("u", ANN)]
+    found = rows_of(spark, ROW, *documents, envelope=envelope)
+    assert [(each["name"], each["missing"], each["bad"]) for each in found] == [
+        (None, ["name", "tags"], None),
+        ("Ann", None, None),
+    ]
+
+
+def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
+    envelope = kafkalog.Debezium(add_fields=["op", "lsn", "source.ts_ms", "table", "ts_ms"])
+    unwrapped = {"__op": "u", "__lsn": 5, "__source_ts_ms": 6, "__table": "t", "__ts_ms": 8}
+    found = rows_of(spark, ROW, event("c", ANN), ANN | unwrapped, envelope=envelope)
+    names = ["__op", "__lsn", "__source_ts_ms", "__table", "__ts_ms"]
+    assert [[each[name] for name in names] for each in found] == [
+        ["c", 24023128, 1559033904863, "customers", 7],
+        ["u", 5, 6, "t", 8],
+    ]
+
+
+def test_a_row_may_have_fields_with_the_names_of_an_events(spark: Any) -> None:
+    (found,) = rows_of(spark, "op int, after string", event("c", {"op": 3, "after": "x"}))
+    assert (found["op"], found["after"], found["bad"]) == (3, "x", None)
+
+
+def test_keys_lose_their_schema_and_have_their_types(spark: Any) -> None:
+    schema = {"type": "struct", "fields": [{"field": "at", "type": "int64",
+              "name": "io.debezium.time.Timestamp"}]}  # fmt: skip
+    keys = [{"schema": schema, "payload": {"at": 1000}}, {"at": 1000}]
+    rows = [(bytearray(json.dumps(key).encode()), None, n) for n, key in enumerate(keys)]
+    frame = spark.createDataFrame(rows, "key binary, value binary, n int")
+    found = kafkalog.value_columns(
+        frame, key_json="at timestamp_ntz", envelope="debezium", bad_column="bad"
+    )
+    first, second = found.orderBy("n").collect()
+    assert (first["at"], first["bad"]) == (dt.datetime(1970, 1, 1, 0, 0, 1), None)
+    assert second["bad"].startswith("the field at does not fit its column (found 1000")

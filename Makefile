@@ -29,10 +29,10 @@ KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-aarch64 test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs release bench bench-quick clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
@@ -53,6 +53,9 @@ test-all: test test-rest ## both of them
 
 test-platform: $(READY) ## unit tests of files, locks and cleaning without the names that only Linux has, as on macOS
 	KAFKALOG_PLATFORM=darwin $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen -k '$(PLATFORM_CASES)' $(PLATFORM_TESTS) $(ARGS)
+
+test-aarch64: $(READY) ## kernels, codec and golden bytes on an emulated aarch64, minutes; Debian's cross gcc and qemu (root installs them)
+	$(BIN)/python -m tests.acceptance.aarch64 $(ARGS)
 
 test-kernels: $(READY) ## the kernels' tests with bounds checks and sanitizers, as Python, and with wrong types
 	$(MAKE) --jobs=2 --output-sync $(KERNEL_BUILDS:%=test-kernels-%)
@@ -131,6 +134,9 @@ lint: $(READY) ## ruff's format and rules, mypy --strict
 
 docs: $(READY) ## the documents as a site, in site/; every link is checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+release: $(READY) ## check, build and try out a release of what is committed, into dist/; ARGS=--publish pushes its tag
+	$(BIN)/python .ci/release.py $(ARGS)
 
 bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)

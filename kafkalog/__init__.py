@@ -57,7 +57,7 @@ __all__ = [
     "value_columns",
 ]
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 _ROOMS = ("cleaner", "errors", "sink")
 _HOMES = {

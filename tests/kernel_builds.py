@@ -100,12 +100,12 @@ def copy_file(path: Path, target: Path) -> None:
     shutil.copy2(path, target)
 
 
-def compile_kernels(target: Path, kind: str) -> None:
-    """Compile the kernels of a copy."""
+def compile_kernels(target: Path, kind: str, **more: str) -> None:
+    """Compile the kernels of a copy; `more` are variables of the environment."""
     subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--build-lib=build/lib"],
         cwd=target,
-        env={**os.environ, "KAFKALOG_KERNELS": kind, "KAFKALOG_REQUIRE_COMPILER": "1"},
+        env={**os.environ, "KAFKALOG_KERNELS": kind, "KAFKALOG_REQUIRE_COMPILER": "1", **more},
         check=True,
         stdout=sys.stderr,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 from pathlib import Path
 
@@ -42,6 +44,7 @@ DOCUMENTS = [
     "docs/spark-connect.md",
     "docs/testing.md",
 ]
+API = (ROOT / "docs" / "api.md").read_text()
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -52,10 +55,29 @@ def test_links_lead_somewhere(document: str) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize(
+    "public",
+    ["kafkalog", "kafkalog.cleaner", "kafkalog.errors", "kafkalog.sink", "kafkalog.sink.upsert"],
+)
+def test_the_page_of_python_shows_each_public_name_with_its_docstring(public: str) -> None:
+    shown = re.findall(r"^::: (\S+)(?:\n    options:\n      members: \[(.*)\])?", API, re.M)
+    pages = {name: members.split(", ") if members else [] for name, members in shown}
+    module = importlib.import_module(public)
+    for name in module.__all__:
+        found = getattr(module, name)
+        if name.startswith("__"):
+            continue
+        assert inspect.getdoc(found), name
+        whole, *rooms = f"{found.__module__}.{name}", found.__module__, public
+        assert whole in pages or any(
+            room in pages and (not pages[room] or name in pages[room]) for room in rooms
+        ), whole
+
+
 def test_the_readme_names_only_make_targets_that_exist() -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.M))
     for document in DOCUMENTS:
-        named = set(re.findall(r"`make ([a-z-]+)", (ROOT / document).read_text()))
+        named = set(re.findall(r"`make ([a-z0-9-]+)", (ROOT / document).read_text()))
         assert named <= targets, document
 
 

@@ -53,7 +53,9 @@ class OldLog:
 def unpacked(archive: Path, tmp_path: Path, edit: Edit = lambda _, data: data) -> OldLog:
     """Put the files of a log in a directory, or in a store."""
     with tarfile.open(archive) as opened:
-        opened.extractall(tmp_path, filter="data")
+        # A Python 3.11 before 3.11.4, as Debian 12 has it, knows no filters.
+        opened.extraction_filter = getattr(tarfile, "data_filter", None)
+        opened.extractall(tmp_path)
     rows = json.loads((tmp_path / "records.json").read_text())
     root = tmp_path / "log"
     files = [path for path in root.rglob("*") if path.is_file()]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from kafkalog.erasure.residuals import Residual, residuals
 from kafkalog.erasure.store_scan import StoreScan
+from kafkalog.erasure.table_residuals import table_residuals
 from kafkalog.erasure.topic_files import LIVE, FileKind
 from kafkalog.erasure.topic_scan import TopicScan
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -127,6 +128,8 @@ def find_occurrences(
     left = residuals(
         log, topic, scan.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
+    address = log.address if isinstance(log, ObjectLog) else None
+    left += table_residuals(scan.state, topic, keys, {} if address is None else address.options)
     present = scan.state.topic(topic).present()
     return Occurrences(
         began_ms,

@@ -109,7 +109,7 @@ class _TableDirectory(TablePlace):
         return str(self.root)
 
     def names(self) -> Iterator[str]:
-        yield from self._tops()
+        yield from (name for name in self._tops() if name != "data")
         with contextlib.suppress(FileNotFoundError):
             for directory in files.list_names(self.root / "data"):
                 # Another process may remove it, or a user may have put a file there.

@@ -19,6 +19,7 @@ from kafkalog.datasource.materialized_table import MaterializedTable
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert import SQLiteUpsert
 from kafkalog.storage_engine.fs import file_system
+from kafkalog.storage_engine.object_store.address import StoreAddress
 from tests.log_place import in_a_directory, log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -328,3 +329,22 @@ def test_a_view_refreshes_a_table_of_which_a_tenth_has_changed(spark: Any, tmp_p
         assert view.start().awaitTermination(120)
         assert table.progress().version == version
     assert is_right(table, spark, root)
+
+
+def test_log_and_table_may_be_in_an_object_store(spark: Any, s3_address: StoreAddress) -> None:
+    root, options = f"{s3_address}/log", s3_address.options
+    with kafkalog.open(root, options=options) as log:
+        log.create_topic("t", 2)
+        log.append("t", [(f"k{i}", f'{{"n": {i}, "s": "a"}}') for i in range(8)])
+        source = KTable(spark, root, "t", options=options)
+        table = source.materialize(f"{s3_address}/table", json=JSON)
+        assert rows(table.df()) == rows(source.df(json=JSON))
+        log.append("t", [("k0", None), ("k1", '{"n": 100}'), ("new", None)])
+        assert rows(table.df()) == rows(source.df(json=JSON))
+        assert table.refresh(grace_s=0).rows == 7
+        assert rows(table.df()) == rows(source.df(json=JSON))
+        left = log.erase("t", ["k3"], now=True).after.residuals
+        assert [one.path.name.endswith(".parquet") for one in left] == [True]
+        table.refresh(grace_s=0)
+        assert log.erase("t", ["k3"], now=True).is_erased
+        assert rows(table.df()) == rows(source.df(json=JSON))

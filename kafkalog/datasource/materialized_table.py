@@ -60,6 +60,7 @@ _FILE_BYTES: Final = 64 << 20
 """Bytes of the log for which a refresh has a task more."""
 _DRIVER_BYTES: Final = 64 << 20
 """Arrow bytes of changes that the driver reads; more are read by tasks."""
+_MAP_BYTES: Final = 128 << 20
 _READ: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _PLACE: Final = ("key", "partition", "offset")
 _PLACES: Final = (0, -4, -3)
@@ -293,7 +294,7 @@ class MaterializedTable:
                         snapshot,
                         end,
                         since=start,
-                        budget_bytes=_DRIVER_BYTES,
+                        budget_bytes=_MAP_BYTES,
                         schema=schema,
                         with_tombstones=True,
                     ):

@@ -58,7 +58,7 @@ class TableWriter:
                     next_group = next(groups, None) if buffer.tell() < _FILE_BYTES else None
             data = buffer.getvalue()
             name = f"{self.directory}/{uuid.uuid4().hex}.parquet"
-            table_place(self.location, self.options).write(name, memoryview(data))
+            table_place(self.location, self.options).write(name, memoryview(data).cast("B"))
             yield pa.RecordBatch.from_pydict(
                 {
                     "path": [name],

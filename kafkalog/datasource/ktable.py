@@ -136,7 +136,6 @@ class KTable:
             options=self.options,
             select=select,
             documents=documents,
-            decode=lambda frame: self._with_columns(frame, documents, None),
         )
         table.complete()
         return table

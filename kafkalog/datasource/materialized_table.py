@@ -13,13 +13,15 @@ files are made again. Invariants:
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.read_planner import planner_of
@@ -36,10 +38,13 @@ from kafkalog.tables.table_moment import (
     mark_of,
     marks_of,
 )
-from kafkalog.tables.table_place import table_place
+from kafkalog.tables.table_place import TablePlace, table_place
+from kafkalog.values.columns import columns_of
+from kafkalog.values.record_form import DocumentArguments, RecordForm
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from kafkalog.storage_engine.log.log import Log
@@ -48,11 +53,14 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 3600.0
 _TRIES: Final = 5
+_DUE: Final = 10
+"""A refresh is due if one in so many rows may have changed."""
 _FILES_MIN: Final = 8
 _FILE_BYTES: Final = 64 << 20
 """Bytes of the log for which a refresh has a task more."""
-_BROADCAST_MAX: Final = 1_000_000
-"""Changes up to which every task gets all changed keys; with more, Spark chooses."""
+_DRIVER_BYTES: Final = 64 << 20
+"""Arrow bytes of changes that the driver reads; more are read by tasks."""
+_MAP_BYTES: Final = 128 << 20
 _READ: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 _PLACE: Final = ("key", "partition", "offset")
 _PLACES: Final = (0, -4, -3)
@@ -89,17 +97,16 @@ class MaterializedTable:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: SparkSession | None,
         path: str,
         topic: str,
         location: str,
         *,
         options: Mapping[str, str],
         select: Sequence[str] | None,
-        documents: Mapping[str, Any],
-        decode: Callable[[DataFrame], DataFrame],
+        documents: DocumentArguments,
     ) -> None:
-        """`decode` gives records the columns that `documents` say; see `KTable.materialize`."""
+        """`select` and `documents` are the arguments of `KTable.materialize`."""
         self.topic = topic
         self.path = path
         self.location = spark_path(location)
@@ -107,29 +114,36 @@ class MaterializedTable:
         self._spark = spark
         self._select = select
         self._documents = {name: each for name, each in documents.items() if each is not None}
-        self._decode = decode
         self._views: set[str] = set()
-        self._place = table_place(self.location, self.options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spark": None}
 
     def df(self) -> DataFrame:
-        """Return the table, with the columns of `KTable.df`.
+        """Return the table as of this call, with the columns of `KTable.df`.
 
-        Each action sees the table as of one moment, which is that of this call or later. If nothing
-        has changed since the last refresh, the frame is the files alone, and of this call. Files
-        that the log cannot complete are made again first.
+        If nothing has changed since the last refresh, the frame is the files alone. Files that the
+        log cannot complete are made again first. All actions on the frame see the same rows, as
+        long as its files are there: a refresh keeps them for its grace time.
         """
-        manifest, state = self.complete()
-        if not self._behind(manifest.moment, state.topic(self.topic)):
-            return self._files(manifest).select(*map(quoted, manifest.columns))
-        return self._merged(manifest, state)
+        for _ in range(_TRIES):
+            manifest, state = self.complete()
+            if not self._behind(manifest.moment, state.topic(self.topic)):
+                return self._files(manifest).select(*map(quoted, manifest.columns))
+            try:
+                rows, columns, _ = self._rows(manifest, state)
+            except Exception as fault:
+                _pass_unless_overtaken(fault)
+                continue
+            return rows.select(*map(quoted, columns))
+        raise self._unable()
 
     def create_view(self, name: str) -> None:
-        """Register the table in SQL as a temporary view; it replaces a view of that name.
+        """Register `df()` in SQL as a temporary view; it replaces a view of that name.
 
-        Each query sees what was committed before it. `refresh` lets the view read the new files;
-        after a refresh by another process, create the view again within the grace time.
+        The view is of this call. `refresh` renews the views that this object has made.
         """
-        self._merged(*self.complete()).createOrReplaceTempView(name)
+        self.df().createOrReplaceTempView(name)
         self._views.add(name)
 
     def refresh(self, *, grace_s: float = GRACE_S) -> TableProgress:
@@ -148,9 +162,10 @@ class MaterializedTable:
             try:
                 manifest = self._refreshed(before)
             except Exception as fault:
-                files.pass_on(fault)
-                if not _OVERTAKEN.search(f"{type(fault).__name__} {fault}"):
-                    raise
+                if (
+                    self._place.newest() == before
+                ):  # else another refresh may have removed its files
+                    _pass_unless_overtaken(fault)
                 continue
             if manifest is None:
                 continue
@@ -163,6 +178,16 @@ class MaterializedTable:
             f"{self.location}: cleanings or other refreshes have overtaken the refresh of the "
             f"materialized table (expected success in {_TRIES} tries). Refresh again."
         )
+
+    def refresh_if_due(self, spark: SparkSession) -> None:
+        """Refresh in a session if a tenth of the rows may have changed, or the log demands it.
+
+        A `KTableView` calls it after each micro-batch, perhaps in another process.
+        """
+        self._spark = spark
+        found = self.progress()
+        if found.fault is not None or _DUE * found.lag > found.rows:
+            self.refresh()
 
     def progress(self) -> TableProgress:
         """Return how far the files are, and how far behind the log.
@@ -199,8 +224,11 @@ class MaterializedTable:
             if manifest is not None and self._fault(manifest, state) is None:
                 return manifest, state
             self.refresh()
-        raise IncompleteTableError(
-            f"{self.location}: the log cannot complete the materialized table, though it was made "
+        raise self._unable()
+
+    def _unable(self) -> IncompleteTableError:
+        return IncompleteTableError(
+            f"{self.location}: the log cannot complete the materialized table, though it was tried "
             f"{_TRIES} times. Look for what cleans or replaces {self.path}."
         )
 
@@ -219,46 +247,86 @@ class MaterializedTable:
             for number, held in topic.present()
         )
 
-    def _merged(self, manifest: Manifest, state: State, ends: Offsets | None = None) -> DataFrame:
-        """Return the files less the keys that have changed, and the changes, up to `ends`."""
+    def _rows(
+        self, base: Manifest | None, state: State
+    ) -> tuple[DataFrame, Sequence[str], Sequence[str]]:
+        """Return the rows of a state as `_typed` does: from files and changes, or from the log."""
+        if base is None:
+            return self._typed(self._latest(self._ends(state), None))
+        changes = self._changes(base.moment, state)
+        typed, columns, place_columns = self._typed(changes.where("value IS NOT NULL"))
+        if typed.dtypes != self._files(base).dtypes:  # a registry has another schema by now
+            return self._rows(None, state)
+        key, partition, _ = place_columns
+        keys = changes.select(changes["partition"].alias(partition), changes["key"].alias(key))
+        kept = self._files(base).join(keys, [partition, key], "left_anti")
+        return kept.unionByName(typed), columns, place_columns
+
+    def _changes(self, moment: TableMoment, state: State) -> DataFrame:
+        """Return the latest records of the keys that have changed up to a state, with tombstones.
+
+        Some megabytes are read here, in a fraction of the time that tasks in Python take to start.
+        """
         from pyspark.sql import functions as f
 
-        behind = self._behind(manifest.moment, state.topic(self.topic))
-        changes = self._latest(ends, manifest.moment)
-        keys = changes.select(
-            f.xxhash64("partition", "key").alias("_kl_hash"),
-            f.col("partition").alias("_kl_p"),
-            f.col("key").alias("_kl_k"),
-        )
-        key, partition, _ = map(quoted, manifest.place_columns)
-        # Spark joins by the one number. That the keys are equal, it then checks of few rows.
-        is_changed = (
-            (f.xxhash64(partition, key) == f.col("_kl_hash"))
-            & f.col(key).between(f.col("_kl_k"), f.col("_kl_k"))
-            & f.col(partition).between(f.col("_kl_p"), f.col("_kl_p"))
-        )
-        gone = f.broadcast(keys) if behind <= _BROADCAST_MAX else keys
-        kept = self._files(manifest).join(gone, is_changed, "left_anti")
-        merged = kept.unionByName(self._typed(changes.where("value IS NOT NULL"))[0])
-        return merged if ends is not None else merged.select(*map(quoted, manifest.columns))
+        found = self._read_changes(moment, state)
+        if found is None:
+            return self._latest(self._ends(state), moment)
+        return f.broadcast(self._session.createDataFrame(found))
+
+    def _read_changes(self, moment: TableMoment, state: State) -> pa.Table | None:
+        """Return the changes; None if they are too large for this process."""
+        import pyarrow as pa
+
+        from kafkalog.cleaner.key_index.latest_view import latest
+
+        rows: list[pa.RecordBatch] = []
+        size, schema = 0, arrow_schema(_READ)
+        with opened_for_spark(self._log_options) as log:
+            for (topic, number), end in self._ends(state).items():
+                start = moment.start(number, state.topic(topic).partitions[number].log_start_offset)
+                if start >= end:
+                    continue
+                check = functools.partial(moment.check_partition, number=number)
+                with log.snapshot(topic, number, whole=True, check=check) as snapshot:
+                    snapshot.check_not_lost(start, end)
+                    for batch in latest(
+                        snapshot,
+                        end,
+                        since=start,
+                        budget_bytes=_MAP_BYTES,
+                        schema=schema,
+                        with_tombstones=True,
+                    ):
+                        rows.append(batch)
+                        size += batch.nbytes
+                        if size > _DRIVER_BYTES:
+                            return None
+        return pa.Table.from_batches(rows, schema)
+
+    def _ends(self, state: State) -> Offsets:
+        return {
+            TopicPartition(self.topic, number): held.last_stable_offset
+            for number, held in state.topic(self.topic).present()
+        }
 
     def _files(self, manifest: Manifest) -> DataFrame:
         from pyspark.sql.types import StructType
 
         schema = StructType.fromJson(dict(manifest.schema))
         if not manifest.files:
-            return self._spark.createDataFrame([], schema)
+            return self._session.createDataFrame([], schema)
         names = [file.path for file in manifest.files]
         if is_store_url(self.location):
             reader = TableReader(self.location, self.options, names)
-            numbers = self._spark.range(0, len(names), 1, len(names))
+            numbers = self._session.range(0, len(names), 1, len(names))
             return numbers.mapInArrow(reader.__call__, schema)
         paths = [_as_glob(f"file://{self.location}/{name}") for name in names]
-        return self._spark.read.schema(schema).parquet(*paths)
+        return self._session.read.schema(schema).parquet(*paths)
 
     def _latest(self, ends: Offsets | None, moment: TableMoment | None) -> DataFrame:
         """Return the latest records, or with a moment those of the keys that changed since."""
-        reader = self._spark.read.format("kafkalog").options(**self._log_options)
+        reader = self._session.read.format("kafkalog").options(**self._log_options)
         reader = reader.options(subscribe=self.topic, view="latest")
         if moment is not None:
             reader = reader.options(completes=moment.dumps())
@@ -271,13 +339,20 @@ class MaterializedTable:
         """Return the rows of the files, the table's columns, and the place columns."""
         has_keys = any(name.startswith("key_") for name in self._documents)
         if self._select is None and not has_keys:
-            typed = self._decode(rows)  # it puts fields in place of the value
+            typed = self._decoded(rows)  # it puts fields in place of the value
             return typed, typed.columns, [typed.columns[place] for place in _PLACES]
         hidden = [f"{name} AS {also}" for name, also in zip(_PLACE, _HIDDEN, strict=True)]
-        typed = self._decode(rows.selectExpr("*", *hidden))
+        typed = self._decoded(rows.selectExpr("*", *hidden))
         if self._select is not None:
             typed = typed.selectExpr(*self._select, *_HIDDEN)
         return typed, typed.columns[: -len(_HIDDEN)], _HIDDEN
+
+    def _decoded(self, rows: DataFrame) -> DataFrame:
+        """Return records with the columns of their documents, as `KTable.df` does."""
+        if not self._documents:
+            return rows
+        form = RecordForm.of(is_strict=False, **cast("DocumentArguments", self._documents))
+        return columns_of(rows, form, topics=[self.topic])
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -289,25 +364,21 @@ class MaterializedTable:
             state = log.state()
             topic = state.topic(self.topic)
             base = before if before is not None and not self._fault(before, state) else None
-            ends = {
-                TopicPartition(self.topic, number): held.last_stable_offset
-                for number, held in topic.present()
-            }
             if base is not None and not self._behind(base.moment, topic):
                 return base
             options = SourceOptions.parse({**self._log_options, "subscribe": self.topic})
             planner = opened.enter_context(contextlib.closing(planner_of(options)))
-            planner.hold_views({}, ends)  # if a cleaner passes them all the same, a task fails
+            # If a cleaner passes the ends all the same, a task fails.
+            planner.hold_views({}, self._ends(state))
             version = 1 if before is None else before.version + 1
-            return self._write(log, base, version, state, ends)
+            return self._write(log, base, version, state)
 
     def _write(
-        self, log: Log, base: Manifest | None, version: int, state: State, ends: Offsets
+        self, log: Log, base: Manifest | None, version: int, state: State
     ) -> Manifest | None:
         """Write the files of a version, and its manifest; None if there is one already."""
-        rows, columns, place_columns = self._typed(self._latest(ends, None))
-        if base is not None:
-            rows = self._merged(base, state, ends)
+        ends = self._ends(state)
+        rows, columns, place_columns = self._rows(base, state)
         directory = f"data/{version}-{uuid.uuid4().hex}"
         writer = TableWriter(self.location, self.options, directory, place_columns)
         tasks = max(_FILES_MIN, sum(log.size_of(*place) for place in ends) // _FILE_BYTES)
@@ -366,6 +437,15 @@ class MaterializedTable:
         return log.change(commit, now_ms=now_ms)
 
     @property
+    def _session(self) -> SparkSession:
+        assert self._spark is not None, "only a copy in a micro-batch has none, and gets one"
+        return self._spark
+
+    @property
+    def _place(self) -> TablePlace:
+        return table_place(self.location, self.options)
+
+    @property
     def _definition(self) -> dict[str, Any]:
         """The arguments of the columns, as a manifest keeps them."""
         given = {name: _plain(value) for name, value in self._documents.items()}
@@ -374,6 +454,13 @@ class MaterializedTable:
     @property
     def _log_options(self) -> dict[str, str]:
         return {**self.options, "path": self.path}
+
+
+def _pass_unless_overtaken(fault: Exception) -> None:
+    """Raise an error again unless a cleaning has caused it; Spark keeps only the text of some."""
+    files.pass_on(fault)
+    if not _OVERTAKEN.search(f"{type(fault).__name__} {fault}"):
+        raise fault
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import StorageError
 from kafkalog.plain_errors import plain
-from kafkalog.tables.table_place import table_place
+from kafkalog.tables.table_place import KEY_COLUMN, table_place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,16 +48,17 @@ class TableWriter:
             buffer = pa.BufferOutputStream()
             firsts: dict[int, int] = {}
             rows = 0
-            with pq.ParquetWriter(buffer, group.schema) as writer:
+            about = {KEY_COLUMN: self.place_columns[0].encode()}
+            with pq.ParquetWriter(buffer, group.schema.with_metadata(about)) as writer:
                 next_group: pa.Table | None = group
                 while next_group is not None:
-                    writer.write_table(next_group, row_group_size=max(1, next_group.num_rows))
+                    writer.write_table(next_group)
                     rows += next_group.num_rows
                     self._note_firsts(next_group, firsts)
                     next_group = next(groups, None) if buffer.tell() < _FILE_BYTES else None
             data = buffer.getvalue()
             name = f"{self.directory}/{uuid.uuid4().hex}.parquet"
-            table_place(self.location, self.options).write(name, memoryview(data))
+            table_place(self.location, self.options).write(name, memoryview(data).cast("B"))
             yield pa.RecordBatch.from_pydict(
                 {
                     "path": [name],
@@ -102,7 +103,7 @@ class TableReader:
     names: Sequence[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files whose numbers are in the first column. Raises StorageError."""
+        """Yield the rows of the files of which batches have the numbers. Raises StorageError."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

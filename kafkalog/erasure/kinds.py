@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kafkalog.erasure.directory_erasure import DirectoryErasure
@@ -38,3 +38,8 @@ def erasure_of(
     if isinstance(log, ObjectLog):
         return StoreErasure(log, topic, before, clock=clock)
     return DirectoryErasure(directory_log_of(log), topic, before, clock=clock)
+
+
+def store_options_of(log: Log) -> Mapping[str, str]:
+    """Return the options `store.*` with which a log was opened; none for a directory."""
+    return log.address.options if isinstance(log, ObjectLog) else {}

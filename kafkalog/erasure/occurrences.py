@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafkalog.erasure.kinds import scan_of
+from kafkalog.erasure.kinds import scan_of, store_options_of
 from kafkalog.erasure.residuals import Residual, residuals
+from kafkalog.erasure.table_residuals import table_residuals
 from kafkalog.erasure.topic_files import LIVE, FileKind
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ def find_occurrences(
     left = residuals(
         log, topic, scan.files, is_strict=is_strict, was_erased=was_erased, now_ms=now_ms
     )
+    left += table_residuals(scan.state, topic, keys, store_options_of(log))
     present = scan.state.topic(topic).present()
     return Occurrences(
         began_ms,

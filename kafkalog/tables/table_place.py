@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.fs.files import Buffer
     from kafkalog.storage_engine.object_store.client import ObjectClient
 
+KEY_COLUMN: Final = b"kafkalog.key"
+"""The name in a Parquet file's metadata under which it says which column has the key."""
 _TRIES: Final = 100
 _TEMPORARY: Final = ".tmp"
 
@@ -88,8 +90,7 @@ class TablePlace(ABC):
             name
             for name in names
             if name not in named
-            and (version := version_of_data(name)) is not None
-            and version <= current.version
+            and (version_of_data(name) or current.version + 1) <= current.version
         ]
         self.remove(gone)
 
@@ -108,7 +109,7 @@ class _TableDirectory(TablePlace):
         return str(self.root)
 
     def names(self) -> Iterator[str]:
-        yield from self._tops()
+        yield from (name for name in self._tops() if name != "data")
         with contextlib.suppress(FileNotFoundError):
             for directory in files.list_names(self.root / "data"):
                 # Another process may remove it, or a user may have put a file there.

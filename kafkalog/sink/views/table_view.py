@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -64,6 +64,13 @@ _turn = threading.Lock()
 """Held while such a lock is taken or released."""
 
 
+class RefreshedTable(Protocol):
+    """A materialized table that a view keeps fresh (`KTable.materialize`)."""
+
+    def refresh_if_due(self, spark: SparkSession, /) -> None:
+        """Take what has changed into the table's files if that is much, in a session."""
+
+
 class KTableView:
     """A table of `target` that follows the latest records of `topic` of the log at `path`.
 
@@ -80,6 +87,8 @@ class KTableView:
         options: further options of the source.
         name: the query's name.
         trigger: the arguments of `DataStreamWriter.trigger`, as in {"availableNow": True}.
+        tables: materialized tables of the same topic. After a micro-batch, each is refreshed whose
+            files lack a tenth of its rows, or that the log can no longer complete.
 
     A deletion reaches the table only while its tombstone is in the log. Kafka's cleaner keeps a
     tombstone for `delete.retention.ms` (a day by default) after it first met it. A table that lags
@@ -110,6 +119,7 @@ class KTableView:
         options: Mapping[str, str] | None = None,
         name: str | None = None,
         trigger: Mapping[str, Any] | None = None,
+        tables: Sequence[RefreshedTable] = (),
     ) -> None:
         self.path = spark_path(path)
         self.topic = topic
@@ -117,6 +127,7 @@ class KTableView:
         self.options = {key: str(value) for key, value in (options or {}).items()}
         self.name = name
         self.trigger = dict(trigger or {})
+        self._tables = tuple(tables)
         self._spark = spark
         self._generations = Generations(_local(fspath(checkpoint)))
         self._query: StreamingQuery | None = None
@@ -372,7 +383,9 @@ class KTableView:
         self.target.refuses_gaps = True
         self._generations.remove_cut_short_plan(number)
         run_id = str(uuid4())
-        apply = _Apply(self.target, self._generations, number, run_id, self._log_options)
+        apply = _Apply(
+            self.target, self._generations, number, run_id, self._log_options, self._tables
+        )
         writer = changes.writeStream.foreachBatch(apply)
         writer = writer.option("checkpointLocation", f"file://{self._generations.path(number)}")
         if self.name is not None:
@@ -394,6 +407,7 @@ class _Apply:
     number: int
     run_id: str
     log_options: Mapping[str, str]
+    tables: Sequence[RefreshedTable]
 
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -407,6 +421,8 @@ class _Apply:
         running = MicroBatch(query_id, batch_id, self.run_id, str(checkpoint))
         self.target.take(df, batch_id, running, end_offsets_of_checkpoint(checkpoint, batch_id))
         self.generations.remove_before(self.number)
+        for table in self.tables:
+            table.refresh_if_due(df.sparkSession)
 
 
 def _local(checkpoint: str) -> Path:

@@ -76,6 +76,13 @@ class StoreAddress:
     def __str__(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
+    @property
+    def options(self) -> dict[str, str]:
+        """The options `store.*` that complete its URL."""
+        given = {ENDPOINT: self.endpoint, REGION: self.region, CREDENTIALS: self.credentials}
+        found = {name: text for name, text in given.items() if text is not None}
+        return {**found, ALLOW_HTTP: "true"} if self.allow_http else found
+
     def below(self, name: str) -> Self:
         """Return the address one level below."""
         return replace(self, prefix=f"{self.prefix}/{name}" if self.prefix else name)

@@ -222,6 +222,18 @@ def ktable_json(at: Place) -> None:
     assert [row.shelf for row in found] == ["A2", "B4"]
 
 
+@cell("`KTable.materialize`: `df`, `create_view` and `refresh`")
+def materialized(at: Place) -> None:
+    source = kafkalog.KTable(at.spark, at.path, "stock")
+    table = source.materialize(at.root / "table", json=SHELF)
+    shown = "SELECT shelf, left FROM cell_table ORDER BY shelf"
+    at.write(("apple", '{"shelf":"A2","left":1}'), ("pear", None))
+    table.create_view("cell_table")
+    assert [*map(tuple, at.spark.sql(shown).collect())] == [("A2", 1)]
+    assert (table.refresh().lag, table.df().count()) == (0, 1)
+    assert [*map(tuple, at.spark.sql(shown).collect())] == [("A2", 1)]
+
+
 @cell("`KTable.df(avro=)` without Spark's package `spark-avro`")
 def ktable_avro(at: Place) -> str:
     avro = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "int"}]}'

@@ -1,0 +1,119 @@
+"""The manifests of a materialized table: which one counts, and which files may go."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kafkalog.errors import StorageError
+from kafkalog.tables.manifest import (
+    Manifest,
+    TableFile,
+    manifest_name,
+    version_of_data,
+    version_of_manifest,
+)
+from kafkalog.tables.table_moment import PartitionMoment, TableMoment, location_of, mark_of
+from kafkalog.tables.table_place import TablePlace, table_place
+
+MOMENT = TableMoment("t", "A" * 22, mark_of("/a b", "1", "t"), 3, {0: PartitionMoment(7, None)})
+
+
+def manifest(version: int, made_ms: int = 0, *names: str) -> Manifest:
+    return Manifest(
+        version=version,
+        moment=MOMENT,
+        made_ms=made_ms,
+        definition={"json": "n int"},
+        schema={"type": "struct", "fields": []},
+        columns=["key", "n"],
+        place_columns=["key", "partition", "offset"],
+        files=[TableFile(name, 1, 2) for name in names],
+    )
+
+
+@pytest.fixture(params=["directory", "store"])
+def at(request: pytest.FixtureRequest, tmp_path: Path) -> TablePlace:
+    is_store = request.param == "store"
+    where = f"memory://{secrets.token_hex(8)}/table" if is_store else str(tmp_path / "table")
+    return table_place(where, {})
+
+
+def publish(at: TablePlace, version: int, made_ms: int = 0) -> Manifest:
+    """Write a version with one file."""
+    found = manifest(version, made_ms, f"data/{version}-a/x.parquet")
+    for file in found.files:
+        at.write(file.path, b"rows")
+    assert at.create(manifest_name(version), found.encode())
+    return found
+
+
+def test_a_manifest_is_read_as_it_was_written() -> None:
+    made = manifest(3, 5, "data/3-a/x.parquet")
+    assert Manifest.decode("here", made.encode()) == made
+    assert location_of(made.moment.mark) == "/a b"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda found: found.update(format=2), "another format"),
+        (lambda found: found.pop("files"), "not the manifest"),
+        (lambda found: found.update(partitions={"0": [1]}), "not the manifest"),
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(
+    spoil: Callable[[dict[str, object]], object], problem: str
+) -> None:
+    content = json.loads(manifest(1).encode())
+    spoil(content)
+    with pytest.raises(StorageError, match=problem):
+        Manifest.decode("here", json.dumps(content).encode())
+
+
+def test_only_names_of_ours_have_versions() -> None:
+    assert version_of_manifest(manifest_name(12)) == 12
+    others = ("manifest-1.json", "manifest-" + "9" * 21 + ".json", "x", "manifest-.json")
+    assert [version_of_manifest(name) for name in others] == [None] * 4
+    assert version_of_data("data/12-ab/x.parquet") == 12
+    assert [version_of_data(name) for name in ("data/x/y", "12-a", manifest_name(1))] == [None] * 3
+
+
+def test_the_manifest_with_the_highest_number_counts_and_is_made_once(at: TablePlace) -> None:
+    assert at.newest() is None
+    publish(at, 1)
+    second = publish(at, 2)
+    assert not at.create(manifest_name(2), manifest(2, 9).encode())
+    assert at.newest() == second
+
+
+def test_versions_go_once_they_were_replaced_before_the_grace_time(at: TablePlace) -> None:
+    for version, made_ms in ((1, 100), (2, 200), (3, 300)):
+        last = publish(at, version, made_ms)
+    at.collect(last, before_ms=250)  # 1 was replaced at 200, 2 at 300
+    left = {manifest_name(2), manifest_name(3), "data/2-a/x.parquet", "data/3-a/x.parquet"}
+    assert {*at.names()} == left
+    at.collect(last, before_ms=1000)
+    assert {*at.names()} == {manifest_name(3), "data/3-a/x.parquet"}
+
+
+def test_files_of_refreshes_that_ended_go_and_those_of_one_that_may_run_stay(
+    at: TablePlace,
+) -> None:
+    last = publish(at, 1)
+    at.write("data/1-second/x.parquet", b"of a refresh that came second")
+    at.write("data/2-runs/x.parquet", b"of a refresh that runs")
+    at.write("data/users/x", b"of somebody else")
+    at.collect(replace(last, made_ms=0), before_ms=0)
+    assert {*at.names()} == {
+        manifest_name(1),
+        "data/1-a/x.parquet",
+        "data/2-runs/x.parquet",
+        "data/users/x",
+    }
+    assert at.read("data/1-second/x.parquet") is None

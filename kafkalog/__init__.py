@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
     from kafkalog.datasource.register import register
     from kafkalog.datasource.values import value_columns
+    from kafkalog.inspection.groups import group_offsets
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
     from kafkalog.sink.views.table_view import KTableView
@@ -44,6 +45,7 @@ __all__ = [
     "__compiled__",
     "__version__",
     "copy",
+    "group_offsets",
     "in_order",
     "offsets_behind_latest",
     "open",
@@ -58,6 +60,7 @@ _HOMES = {
     "KTable": "datasource.ktable",
     "KTableView": "sink.views.table_view",
     "LagListener": "datasource.lag",
+    "group_offsets": "inspection.groups",
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",

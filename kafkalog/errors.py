@@ -3,10 +3,12 @@
 KafkaLogError
 ├── InvalidInputError (ValueError)   the caller's options, arguments or rows
 │   ├── UnknownTopicError            a topic that the log does not have
+│   ├── UnknownGroupError            a group that the log has no positions of
 │   └── MomentPassedError            a cleaning has removed records that a read needs
 ├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
 │   ├── CorruptBatchError            a record batch
 │   │   └── OversizedBatchError      one that decompresses to more than kafkalog reads
+│   ├── CorruptRecordError           a record of one of Kafka's own topics: its offset
 │   └── CorruptJournalError          the `commit` file
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
 ├── CommitConflictError              a writer's batch that does not follow its last one
@@ -28,6 +30,7 @@ __all__ = [
     "CorruptBatchError",
     "CorruptJournalError",
     "CorruptLogError",
+    "CorruptRecordError",
     "DataLossError",
     "InvalidInputError",
     "KafkaLogError",
@@ -37,6 +40,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "OversizedBatchError",
     "StorageError",
+    "UnknownGroupError",
     "UnknownTopicError",
 ]
 
@@ -51,6 +55,10 @@ class InvalidInputError(KafkaLogError, ValueError):
 
 class UnknownTopicError(InvalidInputError):
     """The log has no topic of that name."""
+
+
+class UnknownGroupError(InvalidInputError):
+    """The log has no positions of a group of that name."""
 
 
 class MomentPassedError(InvalidInputError):
@@ -96,6 +104,17 @@ class OversizedBatchError(CorruptBatchError):
     """A batch decompresses to more bytes than kafkalog reads; nothing says that it is damaged."""
 
     advice = "this is a limit of kafkalog's, not damage: read the batch with Kafka's own consumer"
+
+
+class CorruptRecordError(CorruptLogError):
+    """A record of one of Kafka's own topics does not decode; `position` is its offset."""
+
+    @property
+    def damage(self) -> str:
+        """The damage in words, without advice."""
+        return (
+            f"{self.path}: at offset {self.position}: expected {self.expected}, found {self.found}"
+        )
 
 
 class CorruptJournalError(CorruptLogError):

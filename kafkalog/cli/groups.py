@@ -5,7 +5,8 @@ directory or all of one broker, an adopted log, or a log with a copy of these to
 in one of their partitions, so one broker of several may not have it.
 
 The position is the offset of the next record, or a share group's start offset. The lag counts from
-it to the end of the partition, if the partition is here.
+it to the end of the partition, if the partition is here. While the broker runs, positions of its
+last seconds are missing.
 
 Damage is reported on the standard error, and makes the exit status 1.
 """

@@ -50,6 +50,8 @@ _MEMBERS: Final = (
     "ShareGroupMemberMetadata",
     "StreamsGroupMemberMetadata",
 )
+_POSITIONS: Final = {"OffsetCommit", "ShareSnapshot", "ShareUpdate"}
+"""The records without which a position is not known."""
 _WANTED: Final = {
     "OffsetCommit",
     "LegacyOffsetCommit",
@@ -105,9 +107,9 @@ def group_offsets(
     of such a topic, the partition gets -2, the earliest offset: no record is missed. `path` is a
     broker's directory or a list of those of one broker, an adopted log, or a log with a copy of
     `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
-    counts once the transaction is committed. Raises UnknownGroupError, InvalidInputError for a share group, whose
-    members acknowledge single records, and CorruptLogError or StorageError if a position of the
-    group cannot be read. Kafka: Admin.listConsumerGroupOffsets.
+    counts once the transaction is committed. Raises UnknownGroupError, and InvalidInputError for a
+    share group, whose members acknowledge single records. Raises CorruptLogError or StorageError if
+    a position of the group cannot be read. Kafka: Admin.listConsumerGroupOffsets.
     """
     from kafkalog.storage_engine.place import open_log
 
@@ -323,21 +325,25 @@ class _Reading:
         self, place: str, topic: str, key: bytes, record: CoordinatorRecord
     ) -> tuple[str, Message, Message] | None:
         """Return a record's name, key and value; a damaged one is noted, and None."""
-        what = "a key"
+        name, what = None, "a key"
         fields: Message = {}
         try:
             _, name, fields = read_key(topic, key)
             if name is None:
                 return None
             what = f"a value of {name}"
-            return name, fields, read_value(name, record.value)[1]
+            # A member counts by its key.
+            value = {} if name in _MEMBERS else read_value(name, record.value)[1]
+            return name, fields, value
         except ValueError as fault:
             error = CorruptRecordError(
                 place, record.offset, what, f"bytes that do not fit ({fault})"
             )
             self.groups.damage.append(error)
             if fields:
-                self.groups.unreadable[self._group(_group_name(fields)).name] = error
+                group = self._group(_group_name(fields)).name
+                if name in _POSITIONS:
+                    self.groups.unreadable[group] = error
             return None
 
     def _group(self, name: str) -> ConsumerGroup:

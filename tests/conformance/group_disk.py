@@ -27,6 +27,7 @@ _SETTINGS: Final = {
     "share.coordinator.state.topic.num.partitions": "2",
 }
 _TOOL_SECONDS: Final = 120
+_AT_ONCE: Final = 3
 _LEFT_OUT: Final = (".index", ".timeindex", ".lock", "quorum-state")
 
 
@@ -37,9 +38,9 @@ class GroupDisk:
         self.root = directory / "log-0"
         self.metadata = directory / "metadata"
         with KafkaBroker(directory, settings=_SETTINGS) as broker:
-            written = [write_groups(broker, seed) for seed in range(seeds)]
             programs = Program.CONSUMER_GROUPS, Program.SHARE_GROUPS
-            with ThreadPoolExecutor() as threads:
+            with ThreadPoolExecutor(_AT_ONCE) as threads:
+                written = list(threads.map(partial(write_groups, broker), range(seeds)))
                 self.groups, self.shared = threads.map(partial(self._rows, broker), programs)
             broker.kill()
         self.read = {group: read for each in written for group, read in each.read.items()}

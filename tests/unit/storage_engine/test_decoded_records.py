@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import struct
 import tarfile
 from pathlib import Path
@@ -17,11 +18,13 @@ import pytest
 
 from kafkalog.cli import run
 from kafkalog.storage_engine.format.message import UnknownVersionError, read_message, read_metadata
+from tests import ROOT
 from tests.builders.batch_builder import BatchBuilder
 from tests.builders.commits import key, value
 from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.test_groups import ARCHIVE
 
+MESSAGES = ROOT / "kafkalog/storage_engine/format/messages.json"
 DECODERS = ("offsets", "transaction-log", "share-group-state", "cluster-metadata")
 
 
@@ -136,6 +139,23 @@ def test_no_more_elements_are_read_than_there_are_bytes() -> None:
 def test_a_version_from_the_future_is_refused_by_its_number() -> None:
     with pytest.raises(UnknownVersionError, match="TopicRecord of version 0 to 0, found version 3"):
         read_message("TopicRecord", 3, b"")
+
+
+def test_any_bytes_are_a_message_or_an_error_that_names_what_was_expected() -> None:
+    draw = random.Random(5)
+    table = json.loads(MESSAGES.read_text())["messages"]
+    faults = 0
+    for message, known in table.items():
+        for _ in range(60):
+            first, _, last = known["versions"].partition("-")
+            version = draw.randint(int(first), int(last or first))
+            data = bytes(draw.choice((0, 1, 2, 3, 127, 255)) for _ in range(draw.randrange(60)))
+            try:
+                read_message(message, version, data)
+            except ValueError as fault:
+                faults += 1
+                assert "expected " in str(fault) and ", found " in str(fault)
+    assert faults > 1000
 
 
 def test_bytes_after_a_metadata_record_are_damage() -> None:

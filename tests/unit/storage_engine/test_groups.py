@@ -25,7 +25,7 @@ from kafkalog.inspection.groups import Groups, read_groups
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.place import Place, open_log
 from tests.builders.batch_builder import ABORT, COMMIT, BuiltBatch, marker
-from tests.builders.commits import commit, key, value
+from tests.builders.commits import commit, key, text, value
 from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.store_log import memory_address
 
@@ -254,6 +254,69 @@ def test_a_damaged_value_costs_its_group_alone_and_names_its_place(
     with pytest.raises(CorruptRecordError, match=words):
         kafkalog.group_offsets(root, "g")
     assert kafkalog.group_offsets(root, "sound") == {"t": {0: 1}}
+
+
+def test_a_damaged_record_about_a_group_leaves_its_positions(tmp_path: Path) -> None:
+    metadata = struct.pack(">h", 2) + text("g"), b"\0\3broken"
+    root = disk_of(tmp_path, [commit(0, (key(), value(4)), metadata)])
+    (fault,) = groups(root).damage
+    assert "at offset 1: expected a value of GroupMetadata" in str(fault)
+    assert kafkalog.group_offsets(root, "g") == {"t": {0: 4}}
+
+
+@pytest.mark.parametrize(
+    "number, member, kind", [(3, 5, "consumer"), (11, 10, "share"), (17, 19, "streams")]
+)
+def test_a_group_of_each_new_type_is_known_by_its_own_record(
+    tmp_path: Path, number: int, member: int, kind: str
+) -> None:
+    # The hash of the topics is a tagged field of consumer groups alone.
+    state = struct.pack(">hi", 0, 7) + (b"" if kind == "consumer" else bytes(8)) + b"\0"
+    group = struct.pack(">h", number) + text("g"), state
+    members = [(struct.pack(">h", member) + text("g") + text(f"m{n}"), b"\0\0") for n in (1, 2)]
+    found = groups(disk_of(tmp_path, [commit(0, group, *members)]))
+    assert (found.by_name["g"].type, found.by_name["g"].members) == (kind, 2)
+    assert not found.damage
+
+
+SHARED = text("s") + bytes(15) + b"\1" + struct.pack(">i", 4)
+"""What the keys of a share group's partition have in common."""
+
+
+def snapshot(start: int) -> tuple[bytes, bytes]:
+    state = struct.pack(">hiiiqqq", 0, 1, 1, 5, start, 900, 1000)
+    return b"\0\0" + SHARED, state + b"\1\0"
+
+
+def update(start: int, delivered: int | None = None) -> tuple[bytes, bytes]:
+    tags = b"\0" if delivered is None else b"\1\0\4" + struct.pack(">i", delivered)
+    return b"\0\1" + SHARED, struct.pack(">hiiq", 0, 1, 5, start) + b"\1" + tags
+
+
+STATES = {
+    "a snapshot": ([snapshot(10)], [(10, None)]),
+    "a later update": ([snapshot(10), update(15, 2)], [(15, 2)]),
+    "an update that leaves the start": ([snapshot(10), update(-1)], [(10, None)]),
+    "a later snapshot": ([snapshot(10), update(15, 2), snapshot(20)], [(20, None)]),
+    "a state without a start": ([snapshot(-1)], []),
+    "a deletion": ([snapshot(10), update(15), (snapshot(0)[0], TOMBSTONE)], []),
+}
+
+
+@pytest.mark.parametrize("records, wanted", STATES.values(), ids=STATES)
+def test_a_share_groups_start_offset_is_that_of_its_last_state(
+    tmp_path: Path,
+    records: list[tuple[bytes, bytes | None]],
+    wanted: list[tuple[int, int | None]],
+) -> None:
+    directory = tmp_path / "__share_group_state-0"
+    directory.mkdir()
+    write_segment(directory, 0, [commit(0, *records)], indexes=False)
+    found = groups(tmp_path)
+    states = [at for group in found.by_name.values() for at in group.positions]
+    assert [(at.offset, at.delivered) for at in states] == wanted
+    assert all((at.topic, at.partition) == (f"{'A' * 20}AQ", 4) for at in states)
+    assert not found.damage and not found.unknown
 
 
 def test_a_damaged_partition_costs_its_groups_alone(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from kafkalog.errors import (
 )
 from kafkalog.inspection.consumer_group import ConsumerGroup, GroupPosition, GroupType
 from kafkalog.inspection.coordinator_records import CoordinatorRecord, CoordinatorReplay
+from kafkalog.storage_engine.broker.broker_directory import derived_id
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.message import Message, read_key, read_value, record_name
 
@@ -144,13 +145,14 @@ def read_groups(log: ReadableLog) -> Groups:
     if not {layout.GROUPS_TOPIC, layout.SHARE_STATE_TOPIC} & topics.keys():
         raise InvalidInputError(
             f"{log.root}: no topic {layout.GROUPS_TOPIC} (expected a broker's directory, or a log "
-            f"with a copy of it, found the topics {', '.join(sorted(topics)) or 'none'}). The "
+            f"with a copy of it, found the topics {', '.join(log.state().topics) or 'none'}). The "
             "groups' positions are in it: give the directories of the broker that has it."
         )
     reading = _Reading(source, _Ends(log))
     for topic in (layout.GROUPS_TOPIC, layout.SHARE_STATE_TOPIC):
         if topic in topics:
             reading.read(topics[topic])
+    reading.note_other_ids()
     found = reading.groups
     for group in found.by_name.values():
         group.positions.sort(key=lambda position: (position.topic, position.partition))
@@ -198,6 +200,8 @@ class _Reading:
         self._source = source
         self._sharing: dict[str, str] = {}
         """The names of topics by id that share groups know."""
+        self._committed_ids: dict[str, set[str]] = {}
+        """The ids of topics that commits name."""
 
     def read(self, topic: TopicState) -> None:
         absent = sorted(topic.absent)
@@ -231,6 +235,18 @@ class _Reading:
             else:
                 for key, record in replay.latest.items():
                     self._record(place, key, record)
+
+    def note_other_ids(self) -> None:
+        """Note each topic of which a commit names another id than the topic here has."""
+        for topic, committed in sorted(self._committed_ids.items()):
+            topic_id = self.ends.ids.get(topic)
+            others = sorted(committed - {topic_id})
+            if topic_id is not None and topic_id != derived_id(topic) and others:
+                self.groups.notices.append(
+                    f"{self._source.root}: commits name topic {topic!r} by the id "
+                    f"{' and '.join(others)} (here it is {topic_id}): if it was deleted and "
+                    "created again, these positions are those of the earlier topic"
+                )
 
     def _leave_out(self, topic: str, replay: CoordinatorReplay, fault: KafkaLogError) -> None:
         """Note a damaged partition, and leave out its groups: later commits may be lost."""
@@ -266,13 +282,8 @@ class _Reading:
 
     def _position(self, key: Message, value: Message) -> GroupPosition:
         topic, partition = key["topic"], key["partition"]
-        topic_id = self.ends.ids.get(topic)
-        if topic_id is not None and value.get("topicId", topic_id) != topic_id:
-            self.groups.notices.append(
-                f"{self._source.root}: group {key['group']!r} committed in {topic}-{partition} "
-                f"when the topic's id was {value['topicId']} (here it is {topic_id}): a broker "
-                "gives no position of another topic of that name"
-            )
+        if "topicId" in value:
+            self._committed_ids.setdefault(topic, set()).add(value["topicId"])
         return GroupPosition(
             topic,
             partition,

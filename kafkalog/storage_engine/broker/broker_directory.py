@@ -251,7 +251,7 @@ class BrokerDirectories:
         )
         return TopicState(
             name,
-            topic_id or _derived_id(name),
+            topic_id or derived_id(name),
             MappingProxyType(config),
             _Partitions(self, name, count, absent),
             absent,
@@ -391,7 +391,7 @@ def _note(notices: Iterable[str]) -> None:
             _logger.warning("%s", notice)
 
 
-def _derived_id(topic: str) -> str:
+def derived_id(topic: str) -> str:
     """Return an id for a topic without one, the same in every process."""
     digest = hashlib.blake2b(topic.encode(), digest_size=16, person=b"kafkalog").digest()
     return layout.topic_id_text(digest)

@@ -33,7 +33,7 @@ class ReadableLog(ABC):
         """Return the published state; costs one small read when nothing has changed."""
 
     def with_internal_topics(self) -> ReadableLog:
-        """Return the log that has Kafka's own topics of this place, if one has; close both."""
+        """Return the log that has Kafka's own topics of this place, if one has."""
         return self
 
     def check_is_here(self) -> None:  # noqa: B027

@@ -113,6 +113,16 @@ def test_partitions_alone_have_the_groups_too(disk: Path, tmp_path: Path) -> Non
         path.unlink()
     found = groups(tmp_path)
     assert positions(found) == printed(disk, "groups", "CURRENT-OFFSET")
+    assert found.notices == []  # ids that are not known are not compared
+
+
+def test_commits_of_a_topic_of_another_id_are_named(disk: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(disk / "log-0", tmp_path / "log"))
+    for path in root.glob("topic-1-*/partition.metadata"):
+        path.write_text(f"version: 0\ntopic_id: {'B' * 21}Q")
+    (notice,) = groups(root).notices
+    assert "commits name topic 'topic-1' by the id " in notice
+    assert f"(here it is {'B' * 21}Q)" in notice
 
 
 def test_a_groups_offsets_fit_the_starting_offsets_of_spark(disk: Path) -> None:

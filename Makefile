@@ -29,7 +29,7 @@ KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-aarch64 test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs release bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-aarch64 test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test groups-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs release bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -76,6 +76,9 @@ damage-test: $(READY) ## every file of a log cut and flipped at every byte, coun
 twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and by us; jobs of Spark with both formats; 100,000 framed values
 	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/conformance/test_cleaner_twin.py tests/conformance/test_spark_twin.py \
 	    tests/conformance/test_sink_twin.py tests/conformance/test_schema_registry.py $(ARGS)
+
+groups-test: $(READY) $(PEERS) ## the groups of 30 brokers' worth of traffic, and all messages, beside Kafka's own tools
+	KAFKALOG_GROUPS=full $(BIN)/python -m pytest -s tests/conformance/test_groups.py tests/conformance/test_messages.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)

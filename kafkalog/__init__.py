@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kafkalog.datasource.ktable import KTable
     from kafkalog.datasource.lag import LagListener, offsets_behind_latest
     from kafkalog.datasource.register import register
+    from kafkalog.inspection.groups import group_offsets
     from kafkalog.log import KafkaLog
     from kafkalog.sink.order import in_order
     from kafkalog.sink.views.table_view import KTableView
@@ -49,6 +50,7 @@ __all__ = [
     "__compiled__",
     "__version__",
     "copy",
+    "group_offsets",
     "in_order",
     "offsets_behind_latest",
     "open",
@@ -66,6 +68,7 @@ _HOMES = {
     "KTableView": "sink.views.table_view",
     "LagListener": "datasource.lag",
     "SchemaRegistry": "values.schema_registry",
+    "group_offsets": "inspection.groups",
     "in_order": "sink.order",
     "offsets_behind_latest": "datasource.lag",
     "register": "datasource.register",

@@ -3,10 +3,12 @@
 KafkaLogError
 ├── InvalidInputError (ValueError)   the caller's options, arguments or rows
 │   ├── UnknownTopicError            a topic that the log does not have
+│   ├── UnknownGroupError            a group that the log has no positions of
 │   └── MomentPassedError            a cleaning has removed records that a read needs
 ├── CorruptLogError                  bytes on disk are wrong: path, position, expected, found
 │   ├── CorruptBatchError            a record batch
 │   │   └── OversizedBatchError      one that decompresses to more than kafkalog reads
+│   ├── CorruptRecordError           a record of one of Kafka's own topics: its offset
 │   └── CorruptJournalError          the `commit` file
 ├── IncompleteTableError             files of a materialized table that its log cannot complete
 ├── OffsetOutOfRangeError            an offset outside [log start, high watermark)
@@ -31,6 +33,7 @@ __all__ = [
     "CorruptBatchError",
     "CorruptJournalError",
     "CorruptLogError",
+    "CorruptRecordError",
     "DataLossError",
     "IncompleteTableError",
     "InvalidInputError",
@@ -43,6 +46,7 @@ __all__ = [
     "SchemaNotFoundError",
     "SchemaRegistryError",
     "StorageError",
+    "UnknownGroupError",
     "UnknownTopicError",
 ]
 
@@ -57,6 +61,10 @@ class InvalidInputError(KafkaLogError, ValueError):
 
 class UnknownTopicError(InvalidInputError):
     """The log has no topic of that name."""
+
+
+class UnknownGroupError(InvalidInputError):
+    """The log has no positions of a group of that name."""
 
 
 class MomentPassedError(InvalidInputError):
@@ -102,6 +110,17 @@ class OversizedBatchError(CorruptBatchError):
     """A batch decompresses to more bytes than kafkalog reads; nothing says that it is damaged."""
 
     advice = "this is a limit of kafkalog's, not damage: read the batch with Kafka's own consumer"
+
+
+class CorruptRecordError(CorruptLogError):
+    """A record of one of Kafka's own topics does not decode; `position` is its offset."""
+
+    @property
+    def damage(self) -> str:
+        """The damage in words, without advice."""
+        return (
+            f"{self.path}: at offset {self.position}: expected {self.expected}, found {self.found}"
+        )
 
 
 class CorruptJournalError(CorruptLogError):

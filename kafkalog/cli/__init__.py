@@ -38,6 +38,7 @@ VERBS: Final = {
     "status": "print each partition's state, and the writers, readers and cleaners",
     "ui": "show a log as a picture, in a browser on this machine",
     "writers": "list the writers of a log, or forget one and its last batch",
+    "groups": "list the consumer groups of a broker's directory, and where they were",
     "dump": "print what a file of a log holds, as kafka-dump-log does",
     "verify": "look for damage in a log directory",
     "delete-records": "delete the records before an offset",

@@ -32,6 +32,8 @@ from kafkalog.cli.terminal.output import (
 EXAMPLES: Final = (
     "kafkalog dump /data/shop/stock-0/00000000000000000000.log",
     "kafkalog dump --print-data-log --json /data/shop/stock-0/00000000000000000000.log",
+    "kafkalog dump --offsets-decoder "
+    "/data/kafka-logs/__consumer_offsets-0/00000000000000000000.log",
     "kafkalog dump /data/shop/commit",
 )
 
@@ -55,6 +57,27 @@ EXAMPLES: Final = (
     metavar="N",
     help="Bytes of a .log to read, from its beginning.",
 )
+@click.option(
+    "--offsets-decoder", "offsets", is_flag=True, help="Decode records of __consumer_offsets."
+)
+@click.option(
+    "--cluster-metadata-decoder",
+    "cluster_metadata",
+    is_flag=True,
+    help="Decode records of __cluster_metadata.",
+)
+@click.option(
+    "--transaction-log-decoder",
+    "transaction_log",
+    is_flag=True,
+    help="Decode records of __transaction_state.",
+)
+@click.option(
+    "--share-group-state-decoder",
+    "share_group_state",
+    is_flag=True,
+    help="Decode records of __share_group_state.",
+)
 @click.option("--json", is_flag=True, help="One JSON object per entry.")
 @click.option("--raw", is_flag=True, help="Let a terminal get control characters as they are.")
 @click.option(
@@ -67,6 +90,10 @@ def command(
     verify_index_only: bool,
     index_sanity_check: bool,
     max_bytes: int,
+    offsets: bool,
+    cluster_metadata: bool,
+    transaction_log: bool,
+    share_group_state: bool,
     json: bool,
     raw: bool,
     encoding: Encoding,
@@ -75,14 +102,25 @@ def command(
     from kafkalog.errors import InvalidInputError
     from kafkalog.inspection import dump_text
     from kafkalog.inspection.dump import dump_file
-    from kafkalog.inspection.dump_entry import DumpOptions, is_damage
+    from kafkalog.inspection.dump_entry import DumpOptions, RecordDecoder, is_damage
 
+    wanted = {
+        RecordDecoder.OFFSETS: offsets,
+        RecordDecoder.CLUSTER_METADATA: cluster_metadata,
+        RecordDecoder.TRANSACTION_LOG: transaction_log,
+        RecordDecoder.SHARE_GROUP_STATE: share_group_state,
+    }
+    decoders = [decoder for decoder, is_wanted in wanted.items() if is_wanted]
+    if len(decoders) > 1:
+        names = " and ".join(f"--{decoder}-decoder" for decoder in decoders)
+        raise InvalidInputError(f"{names}: give one of them, for a file has records of one topic")
     options = DumpOptions(
         print_data_log=print_data_log,
         deep_iteration=deep_iteration,
         verify_index_only=verify_index_only,
         index_sanity_check=index_sanity_check,
         max_bytes=max_bytes,
+        decoder=decoders[0] if decoders else None,
     )
     encode = encoder(encoding) if json else text_encoder(encoding, raw=raw)
     if raw and json:
@@ -136,10 +174,14 @@ def _told(
 
 def _texts(entry: dict[str, Any], encode: Any) -> dict[str, Any]:
     """Return an entry with its bytes as text."""
+    from kafkalog.inspection.kafka_json import as_json
+
     found = dict(entry)
     for name in ("key", "payload"):
         if isinstance(found.get(name), bytes):
             found[name] = encode(found[name])
+        elif name in found:
+            found[name] = as_json(found[name])
     if "headers" in found:
         found["headers"] = [
             {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -14,13 +15,23 @@ NUMBER_MAX: Final = layout.INT32_MAX
 """The largest `max_bytes`, which means the whole file."""
 
 
+class RecordDecoder(StrEnum):
+    """The topic whose records a `.log` has; it decides how keys and values are decoded."""
+
+    OFFSETS = "offsets"
+    CLUSTER_METADATA = "cluster-metadata"
+    TRANSACTION_LOG = "transaction-log"
+    SHARE_GROUP_STATE = "share-group-state"
+
+
 @dataclass(frozen=True, slots=True)
 class DumpOptions:
     """Choose what a dump prints; the names are those of Kafka's options.
 
     `deep_iteration` prints records too, `print_data_log` with their keys and values. For an index
     `verify_index_only` yields findings alone. `index_sanity_check` looks at its size and its last
-    entry. `max_bytes` counts from the beginning of a `.log`.
+    entry. `max_bytes` counts from the beginning of a `.log`. A `decoder` prints records with keys
+    and values as the fields of Kafka's messages.
     """
 
     print_data_log: bool = False
@@ -28,11 +39,12 @@ class DumpOptions:
     verify_index_only: bool = False
     index_sanity_check: bool = False
     max_bytes: int = NUMBER_MAX
+    decoder: RecordDecoder | None = None
 
     @property
     def is_deep(self) -> bool:
         """Whether records are decoded."""
-        return self.deep_iteration or self.print_data_log
+        return self.deep_iteration or self.print_data_log or self.decoder is not None
 
 
 def finding(path: Path, kind: str, position: int, expected: object, found: object) -> Entry:
@@ -49,4 +61,6 @@ def finding(path: Path, kind: str, position: int, expected: object, found: objec
 
 def is_damage(entry: Entry) -> bool:
     """Return whether an entry reports damage; gaps from cleaning and preallocated zeros do not."""
+    if entry.get("isDecoded") is False:
+        return True
     return entry["type"] == "finding" and entry["kind"] not in {"gap", "preallocated"}

@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from kafkalog.errors import CorruptBatchError
+from kafkalog.inspection.decoded_record import decoded_control, decoded_record
 from kafkalog.inspection.dump_entry import NUMBER_MAX, DumpOptions, Entry, finding
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -172,6 +173,8 @@ def _record(table: RecordTable, record: int, row: dict[str, int], options: DumpO
         entry |= {"isvalid": True, "crc": crc}
     if is_control:
         entry |= _control(key, value)
+    elif options.decoder is not None:
+        entry |= decoded_record(options.decoder, offset, key, value)
     elif options.print_data_log:
         entry |= {"key": key, "payload": value}
         if headers:
@@ -202,4 +205,5 @@ def _control(key: bytes | None, value: bytes | None) -> dict[str, Any]:
     if is_marker and value is not None and len(value) >= layout.END_TXN_VALUE.size:
         _, coordinator_epoch = layout.END_TXN_VALUE.unpack_from(value)
         return {"endTxnMarker": name, "coordinatorEpoch": coordinator_epoch}
-    return {"controlType": f"{name}({number})"}
+    message = decoded_control(name, value)
+    return {"controlType": f"{name}({number})"} if message is None else {"control": message}

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kafkalog.inspection.dump_entry import Entry
+from kafkalog.inspection.kafka_json import kafka_json
 
 
 def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
@@ -101,9 +102,17 @@ def _record(entry: Entry, encode: Callable[[bytes], str]) -> str:
     for name in ("endTxnMarker", "coordinatorEpoch", "controlType"):
         if name in entry:
             words.append(f"{name}: {entry[name]}")
+    for name, message in entry.get("control", {}).items():
+        colon = ":" if name == "LeaderChange" else ""
+        words.append(f"{name}{colon} {kafka_json(message)}")
     for name in ("key", "payload"):
-        if entry.get(name) is not None:
-            words.append(f"{name}: {encode(entry[name])}")
+        value = entry.get(name)
+        if isinstance(value, bytes):
+            words.append(f"{name}: {encode(value)}")
+        elif value is not None:
+            words.append(f"{name}: {value if isinstance(value, str) else kafka_json(value)}")
+        elif name == "payload" and isinstance(entry.get("key"), dict):
+            words.append(f"{name}: <DELETE>")
     return " ".join(words)
 
 

@@ -23,6 +23,8 @@ class Program(Enum):
     SERVER = "broker", "kafka.Kafka", "-Dlog4j2.level=INFO"
     STORAGE_TOOL = "broker", "kafka.tools.StorageTool"
     DUMP_LOG_SEGMENTS = "tools", "org.apache.kafka.tools.DumpLogSegments"
+    CONSUMER_GROUPS = "tools", "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
+    SHARE_GROUPS = "tools", "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
 
     def __init__(self, profile: str, main: str, *options: str) -> None:
         self.profile = profile

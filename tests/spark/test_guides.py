@@ -42,7 +42,8 @@ def dead_broker(root: Path) -> None:
     internal = made.partition("__consumer_offsets-0", (0,), 0, topic_id="B" * 21 + "Q")
     group, position = b"\0\2\0\7billing", struct.pack(">hqihq", 3, 42, -1, 0, 1_700_000_000_000)
     partition = b"\0\1\0\7billing\0\6orders\0\0\0\0"
-    records = BatchBuilder().add(group, b"\0\3", timestamp=1).add(partition, position, timestamp=1)
+    empty = b"\0\3\0\x08consumer" + struct.pack(">ihhqi", 7, -1, -1, 1_700_000_000_000, 0)
+    records = BatchBuilder().add(group, empty, timestamp=1).add(partition, position, timestamp=1)
     write_segment(internal, 0, [records.build()])
     made.shut_down()
     (segment,) = BrokerRoot(root / "killed").partition("orders-0").glob("*050.log")

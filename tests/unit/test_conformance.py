@@ -29,7 +29,7 @@ RULES = {
     "1.10": 4, "1.11": 6, "1.12": 4, "1.13": 4, "1.14": 7, "1.15": 6, "3.5": 6,
 }  # fmt: skip
 """Rules without a name of their own: `1.1` has 1.1.1 to 1.1.9."""
-SERIES = {"C": 141, "K": 8, "R": 15, "P": 10, "L": 15, "F": 9, "D": 9}
+SERIES = {"C": 141, "K": 8, "R": 15, "P": 10, "L": 15, "F": 9, "G": 10, "D": 9}
 KAFKAS = {
     "LogSegmentTest": """
         testAppendForLogSegmentOffsetOverflowException testReadOnEmptySegment

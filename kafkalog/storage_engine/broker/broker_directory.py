@@ -75,8 +75,12 @@ class BrokerDirectories:
     Thread-safe. Raises StorageError, which names the directory, if one cannot be read.
     """
 
-    def __init__(self, roots: Sequence[Path], *, copies: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, roots: Sequence[Path], *, copies: Sequence[Path] = (), is_adopted: bool = False
+    ) -> None:
+        """With `is_adopted` the directories are ours, but for Kafka's own topics, read here."""
         self.roots = tuple(roots)
+        self._is_adopted = is_adopted
         self.copies = tuple(copies)
         """Those of the roots that no broker's file is in: rescued partitions."""
         self._guard = threading.RLock()
@@ -194,6 +198,7 @@ class BrokerDirectories:
             return next(root for root in self._found if root.path == directory.parent), directory
 
     def _refresh(self, stamps: tuple[tuple[object, ...], ...]) -> None:
+        self._check_are_brokers(self.roots)
         self._found = tuple(
             _look_at(path, stamp) for path, stamp in zip(self.roots, stamps, strict=True)
         )
@@ -203,6 +208,8 @@ class BrokerDirectories:
         except OSError as fault:
             files.pass_on(fault)
             raise _unreadable(Path(fault.filename or self.roots[0]), fault) from fault
+        if self._is_adopted:
+            self._partitions = found = found.internal()
         _note([*notices, *found.notices])
         live = {root.path for root in self._found if root.is_live}
         self._loaded = {
@@ -216,6 +223,19 @@ class BrokerDirectories:
             numbers.setdefault(topic, set()).add(partition)
         topics = {topic: self._topic(topic, numbers[topic]) for topic in sorted(numbers)}
         self._state = State(number=number, time_ms=clock.now_ms(), topics=MappingProxyType(topics))
+
+    def _check_are_brokers(self, roots: Iterable[Path]) -> None:
+        """Raise LockedByBrokerError once a directory is ours.
+
+        Its logs may then end with uncommitted data, which only the journal tells apart. An adoption
+        does not write to Kafka's own topics.
+        """
+        for root in roots:
+            if not self._is_adopted and (root / layout.COMMIT).exists():
+                raise LockedByBrokerError(
+                    f"{root}: this directory was taken over with `kafkalog adopt` since it was "
+                    "opened; open it again to read it"
+                )
 
     def _topic(self, name: str, numbers: Collection[int]) -> TopicState:
         known = self._metadata.get(name)
@@ -231,7 +251,7 @@ class BrokerDirectories:
         )
         return TopicState(
             name,
-            topic_id or _derived_id(name),
+            topic_id or derived_id(name),
             MappingProxyType(config),
             _Partitions(self, name, count, absent),
             absent,
@@ -269,7 +289,7 @@ class BrokerDirectories:
                     earlier=earlier,
                     checkpointed=checkpointed,
                 )
-                _check_is_brokers(root.path)
+                self._check_are_brokers([root.path])
                 return loaded
             except FileNotFoundError as fault:
                 if attempt + 1 == _LOADS or not directory.is_dir():
@@ -345,7 +365,6 @@ def _stamp(root: Path) -> tuple[object, ...]:
 
 
 def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
-    _check_is_brokers(path)
     offsets, notices = checkpoints.known_offsets(path)
     for notice in notices:
         _logger.warning("%s", notice)
@@ -360,18 +379,6 @@ def _look_at(path: Path, stamp: tuple[object, ...]) -> _Root:
     )
 
 
-def _check_is_brokers(root: Path) -> None:
-    """Raise LockedByBrokerError once the directory is ours.
-
-    Its logs may then end with uncommitted data, which only the journal tells apart.
-    """
-    if (root / layout.COMMIT).exists():
-        raise LockedByBrokerError(
-            f"{root}: this directory was taken over with `kafkalog adopt` since it was opened; "
-            "open it again to read it"
-        )
-
-
 def _unreadable(path: Path, fault: OSError) -> StorageError:
     return StorageError(f"{path}: cannot be read: {fault.strerror}")
 
@@ -384,7 +391,7 @@ def _note(notices: Iterable[str]) -> None:
             _logger.warning("%s", notice)
 
 
-def _derived_id(topic: str) -> str:
+def derived_id(topic: str) -> str:
     """Return an id for a topic without one, the same in every process."""
     digest = hashlib.blake2b(topic.encode(), digest_size=16, person=b"kafkalog").digest()
     return layout.topic_id_text(digest)

@@ -65,6 +65,15 @@ class FoundPartitions:
         ]
         return [*aside, *deleted, *self.id_faults]
 
+    def internal(self) -> FoundPartitions:
+        """Return what of this belongs to Kafka's own topics."""
+        topics = layout.INTERNAL_TOPICS
+        return FoundPartitions(
+            {key: path for key, path in self.directories.items() if key[0] in topics},
+            {name: topic_id for name, topic_id in self.topic_ids.items() if name in topics},
+            {path: found for path, found in self.set_aside.items() if found[0][0] in topics},
+        )
+
     def named(self) -> list[Key]:
         """Return the partitions that some directory is named after, whether it counts or not."""
         aside = {key for key, _ in self.set_aside.values() if key[1] < layout.PARTITIONS_MAX}

@@ -19,12 +19,10 @@ from types import MappingProxyType
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.message_fields import MessageFields
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
-
-_BYTE_BITS = 7
-_VARINT_SIZE_MAX = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +100,6 @@ def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, byte
             raise scan.fault
 
 
-class _RecordFields:
-    """Read a message's fields in order; raises ValueError for anything that does not fit."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.position = 0
-
-    def bytes_of(self, size: int) -> bytes:
-        end = self.position + size
-        if size < 0 or end > len(self._data):
-            raise ValueError(f"{size} bytes at {self.position} of {len(self._data)}")
-        found = self._data[self.position : end]
-        self.position = end
-        return found
-
-    def unsigned(self) -> int:
-        value = 0
-        for number in range(_VARINT_SIZE_MAX):
-            byte = self.bytes_of(1)[0]
-            value |= (byte & 0x7F) << (_BYTE_BITS * number)
-            if byte < 1 << _BYTE_BITS:
-                return value
-        raise ValueError(f"a varint of more than {_VARINT_SIZE_MAX} bytes")
-
-    def text(self) -> str | None:
-        size = self.unsigned() - 1  # 0 stands for null
-        return None if size < 0 else self.bytes_of(size).decode()
-
-    def topic_id(self) -> str:
-        return layout.topic_id_text(self.bytes_of(layout.TOPIC_ID_SIZE))
-
-
 class _Topics:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by topic id
@@ -154,7 +120,7 @@ class _Topics:
         }
 
     def replay(self, path: Path, position: int, value: bytes) -> None:
-        fields = _RecordFields(value)
+        fields = MessageFields(value)
         try:
             version, api_key, _ = fields.unsigned(), fields.unsigned(), fields.unsigned()
             if version != layout.METADATA_FRAME_VERSION:
@@ -176,29 +142,29 @@ class _Topics:
         except ValueError as fault:
             raise CorruptLogError(path, position, "a metadata record", fault) from None
 
-    def _replay(self, api_key: int, fields: _RecordFields) -> None:
+    def _replay(self, api_key: int, fields: MessageFields) -> None:
         # These are the first fields of all existing versions of these records.
         if api_key == layout.TOPIC_RECORD:
-            name, topic_id = fields.text(), fields.topic_id()
+            name, topic_id = fields.compact_text(), fields.uuid()
             if name is None:
                 raise ValueError("a topic without a name")
             self._names[topic_id] = name
         elif api_key == layout.PARTITION_RECORD:
-            number = int.from_bytes(fields.bytes_of(4), "big", signed=True)
-            topic_id = fields.topic_id()
+            number = fields.integer(4)
+            topic_id = fields.uuid()
             self._partitions[topic_id] = max(self._partitions.get(topic_id, 0), number + 1)
         elif api_key == layout.CONFIG_RECORD:
             self._configure(fields)
         elif api_key == layout.REMOVE_TOPIC_RECORD:
-            topic_id = fields.topic_id()
+            topic_id = fields.uuid()
             name = self._names.pop(topic_id, None)
             self._partitions.pop(topic_id, None)
             if name is not None:
                 self._configs.pop(name, None)
 
-    def _configure(self, fields: _RecordFields) -> None:
+    def _configure(self, fields: MessageFields) -> None:
         resource_type = fields.bytes_of(1)[0]
-        resource, name, value = fields.text(), fields.text(), fields.text()
+        resource, name, value = fields.compact_text(), fields.compact_text(), fields.compact_text()
         if resource_type != layout.CONFIG_OF_TOPIC or resource is None or name is None:
             return
         config = self._configs.setdefault(resource, {})

@@ -43,6 +43,13 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
     return BrokerDirectories(roots, copies=copies)
 
 
+def left_by_adoption(roots: Sequence[Path]) -> BrokerDirectories:
+    """Return what the adoption of directories has left to their broker: Kafka's own topics."""
+    from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
+
+    return BrokerDirectories(roots, is_adopted=True)
+
+
 def check_has_log(roots: Sequence[Path], creating: str = directory_signs.TO_CREATE) -> None:
     """Raise InvalidInputError if the directories have no log, and StorageError for a lost one.
 

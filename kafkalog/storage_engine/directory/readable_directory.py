@@ -54,11 +54,15 @@ class ReadableDirectory(ReadableLog):
         read_only: bool = False,
         create: bool = True,
         is_task: bool = False,
+        is_left: bool = False,
     ) -> None:
-        """With `is_task`, which only reads, take over what this process's tasks read before."""
+        """With `is_task`, which only reads, take over what this process's tasks read before.
+
+        With `is_left` read what an adoption has left to the broker: Kafka's own topics.
+        """
         roots = address.directories(path)
         self.root: Path = roots[0]
-        self._brokers = owner.open_broker(roots)
+        self._brokers = owner.left_by_adoption(roots) if is_left else owner.open_broker(roots)
         self.roots: Sequence[Path] = roots
         """The log directory, or all that a broker has (`log.dirs`)."""
         self.is_brokers = self._brokers is not None
@@ -98,6 +102,12 @@ class ReadableDirectory(ReadableLog):
         """Return the published state; costs one small read when nothing has changed."""
         with files.reading_faults(self.root):
             return (self._brokers or self._journal).published()
+
+    def with_internal_topics(self) -> ReadableLog:
+        """Return the log that has Kafka's own topics; an adopted one leaves them to the broker."""
+        if self.is_brokers or not (self.root / layout.META_ASIDE).exists():
+            return self
+        return ReadableDirectory(self.root, read_only=True, create=False, is_left=True)
 
     def check_is_here(self) -> None:
         """Raise LogMovedError if the directory, or its journal, is no longer there."""

@@ -198,6 +198,7 @@ END_TRANSACTION_RECORD: Final = 24
 ABORT_TRANSACTION_RECORD: Final = 25
 CONFIG_OF_TOPIC: Final = 2
 """The resource type of a config record."""
+FLOAT64: Final = struct.Struct(">d")  # a float64 of Kafka's messages
 TOPIC_ID_SIZE: Final = 16
 TOPIC_ID_TEXT_SIZE: Final = 22
 
@@ -291,12 +292,11 @@ _METADATA_SNAPSHOT = re.compile(r"^(\d{20})-(\d{10})\.checkpoint$")
 _TOPIC_NAME = re.compile(r"^[a-zA-Z0-9._-]{1,249}\Z")
 PARTITIONS_MAX: Final = 100_000
 """Each partition is a directory; the limit guards against a typing error."""
-INTERNAL_TOPICS: Final = (
-    "__cluster_metadata",
-    "__consumer_offsets",
-    "__transaction_state",
-    "__share_group_state",
-)
+METADATA_TOPIC: Final = "__cluster_metadata"
+GROUPS_TOPIC: Final = "__consumer_offsets"
+TRANSACTIONS_TOPIC: Final = "__transaction_state"
+SHARE_STATE_TOPIC: Final = "__share_group_state"
+INTERNAL_TOPICS: Final = (METADATA_TOPIC, GROUPS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC)
 """Kafka's own topics, and its metadata's. Kafka: org.apache.kafka.common.internals.Topic."""
 
 

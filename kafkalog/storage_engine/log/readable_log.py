@@ -32,6 +32,10 @@ class ReadableLog(ABC):
     def state(self) -> State:
         """Return the published state; costs one small read when nothing has changed."""
 
+    def with_internal_topics(self) -> ReadableLog:
+        """Return the log that has Kafka's own topics of this place, if one has."""
+        return self
+
     def check_is_here(self) -> None:  # noqa: B027
         """Raise LogMovedError if the log is no longer where it was opened; asked after a fault."""
 

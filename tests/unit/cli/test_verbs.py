@@ -20,6 +20,7 @@ from kafkalog.storage_engine.metadata.writer import Writer
 from kafkalog.storage_engine.place import directory_log_of
 from tests import ROOT
 from tests.builders.batch_builder import batch
+from tests.builders.commits import commit, key, value
 from tests.builders.log_builder import LogBuilder
 from tests.builders.segment_files import write_segment
 from tests.unit.cli.conftest import Command, Result
@@ -80,9 +81,13 @@ def broker_directory(root: Path) -> None:
     write_segment(partition, 0, [batch(0, 4)])
     (partition / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
     (partition / "partition.metadata").write_text(f"version: 0\ntopic_id: {'A' * 21}Q")
+    groups = root / "__consumer_offsets-0"
+    groups.mkdir()
+    write_segment(groups, 0, [commit(0, (key("billing", "stock"), value(3)))])
     (root / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
     for name in ("recovery-point", "replication"):
-        (root / f"{name}-offset-checkpoint").write_text("0\n1\nstock 0 4\n")
+        lines = "0\n2\nstock 0 4\n__consumer_offsets 0 1\n"
+        (root / f"{name}-offset-checkpoint").write_text(lines)
     (root / ".kafka_cleanshutdown").write_text('{"version":0,"brokerEpoch":1}')
 
 

@@ -1,6 +1,7 @@
 """Where the groups were, from Kafka's own topics; the reference is what Kafka's own tools printed.
 
-`groups.tar.xz` has the disk of a broker that was killed (`python -m tests.conformance.group_disk`).
+`groups.tar.xz` has the disk of a broker that was killed (`python -m tests.conformance.group_disk`),
+`old-groups.tar.xz` those of old releases (`python -m tests.conformance.old_groups`).
 Records of other versions and faults are written by hand.
 """
 
@@ -30,6 +31,7 @@ from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine.store_log import memory_address
 
 ARCHIVE = Path(__file__).with_name("groups.tar.xz")
+OLD_GROUPS = Path(__file__).with_name("old-groups.tar.xz")
 NOW_MS = 1_800_000_000_000
 TOMBSTONE = None
 
@@ -155,6 +157,24 @@ def test_partitions_that_are_not_here_are_named(disk: Path, tmp_path: Path) -> N
     assert "of 4 partitions of __consumer_offsets 1 are not here (1)" in notice
     with pytest.raises(UnknownGroup, match=r"nobody.*1 are not here"):
         kafkalog.group_offsets(root, "nobody")
+
+
+@pytest.mark.parametrize("release", ["0.10.2.2", "0.11.0.3", "2.8.2"])
+def test_groups_of_old_releases_are_where_their_broker_said(release: str, tmp_path: Path) -> None:
+    with tarfile.open(OLD_GROUPS) as archive:
+        archive.extractall(tmp_path, filter="data")
+    said = json.loads((tmp_path / "positions.json").read_text())[release]
+    found = groups(tmp_path / release)
+    places = {
+        group.name: [(at.topic, at.partition, at.offset, at.metadata) for at in group.positions]
+        for group in found.by_name.values()
+    }
+    # The client that committed writes the end of a C string as well, and does not show it.
+    assert places == {name: [("plain", 0, at, f"{m}\0")] for name, (at, m) in said.items()}
+    assert found.by_name["group-3"].type == "classic" and found.by_name["group-0"].type == "simple"
+    expires = {at.expire_timestamp for group in found.by_name.values() for at in group.positions}
+    assert (expires == {None}) == (release == "2.8.2")  # version 1 of the value ended with 2.0
+    assert not found.damage and not found.unknown and not found.notices
 
 
 # --- records by hand -----------------------------------------------------------------------------

@@ -366,8 +366,9 @@ class KafkaLog:
         """
         self._check_open()
         from kafkalog.cleaner.report.status import status
+        from kafkalog.cleaner.shelves import moment_of
 
-        return status(self._log, _clock(now_ms)())
+        return status(moment_of(self._log, _clock(now_ms)()))
 
     def explain(self, topic: str | None = None, *, now_ms: int | None = None) -> list[Explanation]:
         """Say in sentences why each partition, of a topic or of all, is or is not being cleaned.
@@ -376,8 +377,9 @@ class KafkaLog:
         """
         self._check_open()
         from kafkalog.cleaner.report.explain import explain
+        from kafkalog.cleaner.shelves import moment_of
 
-        return explain(self._log, topic, _clock(now_ms)())
+        return explain(moment_of(self._log, _clock(now_ms)()), topic)
 
     def erase(
         self,

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
 from kafkalog.cleaner.objects.regroup_plan import price_of
-from kafkalog.cleaner.report.status import statuses
+from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.report.store_figures import store_figures
 from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError
 from kafkalog.extras import install_command
-from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.fs import clock as fs_clock
 from kafkalog.storage_engine.log.log import Log
 
 if TYPE_CHECKING:
@@ -41,16 +41,20 @@ _Figures: TypeAlias = Iterator[tuple[str, float, str]]
 class CleanerMetrics:
     """A collector of the cleaner's counters and the partitions' state, for a Prometheus registry.
 
-    `register` adds it, `unregister` removes it. `clock` returns epoch milliseconds.
+    `register` adds it, `unregister` removes it. `clock` returns epoch
+    milliseconds; None for the system's.
     """
 
     def __init__(
-        self, log: Log | OpenedLog, cleaner: CleanerThread, clock: Callable[[], int] = now_ms
+        self,
+        log: Log | OpenedLog,
+        cleaner: CleanerThread,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self._log = log if isinstance(log, Log) else log._log
         self._cleaner = cleaner
-        self._clock = clock
-        self._since_ms = clock()
+        self._clock = fs_clock.now_ms if clock is None else clock
+        self._since_ms = self._clock()
 
     def register(self, registry: CollectorRegistry) -> None:
         """Add the metrics to a registry."""
@@ -70,7 +74,7 @@ class CleanerMetrics:
 
         time_ms = self._clock()
         moment = moment_of(self._log, time_ms)
-        partitions = statuses(moment)
+        partitions = status(moment)
         for name, value, text in self._of_cleaner():
             yield GaugeMetricFamily(f"kafka_log_logcleaner_{name}", text, value=value)
         root = [str(self._log.root)]

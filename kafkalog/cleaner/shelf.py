@@ -180,42 +180,61 @@ class RoundOrder:
         return plan.has_work or self.erased is not None
 
 
-class Round(Protocol):
+class Round(ABC):
     """One round of cleaning one partition: what it reads, and where its outputs go."""
 
-    order: RoundOrder
-    plan: Plan
-    snapshot: PartitionSnapshot
-    scratch: Path
-    """The directory for new segments and for temporary files."""
-    sources: Sequence[Source]
-    """The closed segments that reach above the log start, ascending."""
-    sources_end: int
-    """Where the last of them ends."""
-    end: int
-    """Where the cleaning ends; known after the first pass."""
+    def __init__(
+        self,
+        order: RoundOrder,
+        plan: Plan,
+        *,
+        snapshot: PartitionSnapshot,
+        scratch: Path,
+        sources: Sequence[Source],
+        sources_end: int,
+    ) -> None:
+        """`scratch` is the directory for new segments and for temporary files.
+
+        `sources` are the closed segments that reach above the log start, ascending, and
+        `sources_end` is where the last of them ends.
+        """
+        self.order: Final = order
+        self.plan: Final = plan
+        self.snapshot: Final = snapshot
+        self.scratch: Final = scratch
+        self.sources: Final = sources
+        self.sources_end: Final = sources_end
+        self.end = plan.first_dirty_offset
+        """Where the cleaning ends; known after the first pass."""
 
     def check(self) -> None:
         """Raise CleaningAborted if the round must not go on."""
+        self.order.check_abort()
 
+    @abstractmethod
     def active_producers(self) -> ActiveProducers:
         """Return the active producers as of now (C50)."""
 
+    @abstractmethod
     def aborted_entries(self, base_offset: int) -> Iterable[AbortedTransaction]:
         """Return the transaction index of a segment; raises CorruptLogError."""
 
+    @abstractmethod
     def key_index_of(self, segment: OpenSegment) -> AbstractContextManager[KeyIndex | None]:
         """Open the key index of a segment of the snapshot; None if it has no valid one."""
 
+    @abstractmethod
     def add_finished(self, group: RewrittenGroup) -> None:
         """Take the finished outputs of a group, and discard those that nobody needs."""
 
-    def swap_finished(self) -> None:
+    def swap_finished(self) -> None:  # noqa: B027
         """After a failure, publish what is finished, if a part of a round may be published."""
 
+    @abstractmethod
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
         """Publish all outputs, and record that everything below `end` is clean."""
 
+    @abstractmethod
     def discard(self) -> None:
         """Remove the outputs that were not published."""
 

@@ -86,8 +86,9 @@ def _passed_over(log: Log, topic: str | None, results: list[CleanerStats]) -> li
 
 def _statuses(log: Log) -> list[PartitionStatus]:
     from kafkalog.cleaner.report.status import status
+    from kafkalog.cleaner.shelves import moment_of
 
-    return status(log, clock.now_ms())
+    return status(moment_of(log, clock.now_ms()))
 
 
 def _stable_ends(log: Log) -> dict[tuple[str, int], int]:

@@ -36,10 +36,11 @@ def command(
 ) -> None:
     """Print the findings about each partition."""
     from kafkalog.cleaner.report.explain import explain
+    from kafkalog.cleaner.shelves import moment_of
     from kafkalog.storage_engine.fs import clock
 
     with open_readable(path) as log:
-        explanations = explain(log, topic, clock.now_ms())
+        explanations = explain(moment_of(log, clock.now_ms()), topic)
     for explanation in explanations:
         if json:
             print_json(row(explanation))

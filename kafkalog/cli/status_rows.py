@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 def status_rows(path: str, moment: Moment, topic: str | None = None) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
     from kafkalog.cleaner.objects.object_moment import ObjectMoment
-    from kafkalog.cleaner.report.status import statuses
+    from kafkalog.cleaner.report.status import status
 
     found = [
         *(_store_rows(moment) if isinstance(moment, ObjectMoment) else _directories(path, moment))
     ]
-    for status in statuses(moment, topic):
-        known = moment.state.topics[status.topic]
-        row = _partition_row(status, known.state_or_empty(status.partition))
+    for each in status(moment, topic):
+        known = moment.state.topics[each.topic]
+        row = _partition_row(each, known.state_or_empty(each.partition))
         if isinstance(moment, ObjectMoment):
-            row["extents"] = len(moment.store.extents(known.topic_id, status.partition))
+            row["extents"] = len(moment.store.extents(known.topic_id, each.partition))
         found.append(row)
     return found
 

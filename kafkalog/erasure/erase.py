@@ -15,7 +15,7 @@ a key again, or commits a staged file with it, brings it back.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,29 +27,17 @@ from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.throttle import Throttler
 from kafkalog.cleaner.shelves import shelf_of
+from kafkalog.erasure.kinds import erasure_of
 from kafkalog.erasure.occurrences import Occurrences, find_occurrences
-from kafkalog.erasure.store_erasure import StoreErasure
-from kafkalog.erasure.topic_files import (
-    LIVE,
-    FileKind,
-    partition_directories,
-    root_directories,
-    topic_files,
-)
+from kafkalog.erasure.topic_files import LIVE, FileKind
 from kafkalog.errors import CorruptLogError, InvalidInputError, KafkaLogError, StorageError
-from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of
-from kafkalog.storage_engine.segment.swaps import sweep_deleted
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.shelf import Moment, Shelf
     from kafkalog.cleaner.state.stats import CleanerStats
-    from kafkalog.erasure.file_occurrences import FileOccurrences
-    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
@@ -130,23 +118,14 @@ def erase(
     partitions = sorted(number for number in touched if number is not None)
     deletions = _delete(log, topic, keys, partitions, now_ms=clock())
     erased = keys if now else None
-    store = StoreErasure(log, topic, before, clock=clock) if isinstance(log, ObjectLog) else None
-    if store is None:
-        shelf.prepare(topic, now_ms=clock())
-    else:
-        store.prepare(partitions)
+    place = erasure_of(log, topic, before.files, clock=clock)
+    place.prepare(partitions)
     cleanings = _clean(
         shelf, topic, partitions, erased=erased, clock=clock, config=config, progress=progress
     )
     log.sweep_staged(now_ms=clock())
     manager.retain(log, topic, now_ms=clock())
-    if store is not None:
-        store.remove_dropped(partitions, now=now, wait=wait)
-    else:
-        retired = {one.file.partition for one in before.files if _is_retired(one)}
-        directory = directory_log_of(log)
-        _remove_retired(directory, topic, {*partitions, *retired}, policy, now=now, wait=wait)
-        _sync_names(directory, topic)
+    place.remove_replaced(partitions, now=now, wait=wait)
     after = scan("looking again", was_erased=True)
     return Erasure(topic, tuple(keys.digests), before, deletions, tuple(cleanings), after)
 
@@ -241,50 +220,3 @@ def _bytes_to_clean(moment: Moment, topic: str, partition: int) -> int:
         files.pass_on(raised)
         return 0  # its cleaning reports the reason
     return plan.clean_bytes + 2 * (plan.cleanable_bytes + plan.uncleanable_bytes)
-
-
-def _is_retired(occurrences: FileOccurrences) -> bool:
-    return occurrences.file.is_retired and not occurrences.is_clear
-
-
-def _remove_retired(
-    log: DirectoryLog,
-    topic: str,
-    partitions: Set[int | None],
-    config: TopicConfig,
-    *,
-    now: bool,
-    wait: Callable[[int], None] | None,
-) -> None:
-    """Remove the replaced files of partitions; processes that have one open can still read it."""
-    directories = {
-        log.partition_directory(topic, number) for number in partitions if number is not None
-    }
-    retired = [
-        file
-        for file in topic_files(log, topic)
-        if file.path.parent in directories
-        and file.is_retired
-        and layout.parse_segment_file(file.path.name)
-    ]
-    if not retired:
-        return
-    if now:
-        until_ms, delay_ms = layout.INT64_MAX, 0
-    elif wait is not None:
-        delay_ms = config.file_delete_delay_ms
-        until_ms = max(file.changed_ms for file in retired) + delay_ms
-        wait(until_ms)
-    else:
-        return
-    for directory in directories:
-        sweep_deleted(directory, older_than_ms=delay_ms, now_ms=until_ms)
-
-
-def _sync_names(log: DirectoryLog, topic: str) -> None:
-    """Make durable which files are gone, also those that a dead process replaced or removed."""
-    partitions = partition_directories(log, topic)
-    for directory in sorted({*root_directories(log, partitions), *partitions}):
-        # The scan tells of a directory that cannot be read; one that is missing has no file.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            files.sync_directory(directory)

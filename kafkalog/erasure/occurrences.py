@@ -7,12 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafkalog.erasure.kinds import scan_of
 from kafkalog.erasure.residuals import Residual, residuals
-from kafkalog.erasure.store_scan import StoreScan
 from kafkalog.erasure.topic_files import LIVE, FileKind
-from kafkalog.erasure.topic_scan import TopicScan
-from kafkalog.storage_engine.object_store.object_log import ObjectLog
-from kafkalog.storage_engine.place import directory_log_of
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -117,11 +114,7 @@ def find_occurrences(
     """
     began_ms = clock()
     names = _names(log.state(), keys)
-    scan: TopicScan | StoreScan
-    if isinstance(log, ObjectLog):
-        scan = StoreScan(log, topic, keys, names, progress)
-    else:
-        scan = TopicScan(directory_log_of(log), topic, keys, names, progress)
+    scan = scan_of(log, topic, keys, names, progress)
     scan.run()
     now_ms = clock()
     left = residuals(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.report.explain import Reason, duration, explain
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.erasure.topic_files import FileKind
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
@@ -54,7 +55,7 @@ def residuals(
     config = TopicConfig.parse(log.describe(topic).config)
     obstacles = {
         explanation.partition: [one for one in explanation.findings if one.is_obstacle]
-        for explanation in explain(log, topic, now_ms)
+        for explanation in explain(moment_of(log, now_ms), topic)
     }
     return [
         residual

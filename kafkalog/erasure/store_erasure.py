@@ -25,7 +25,7 @@ from kafkalog.storage_engine.object_store.object_log import APPEND
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
 
 if TYPE_CHECKING:
-    from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.erasure.file_occurrences import FileOccurrences
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import StoreState
 
@@ -37,7 +37,7 @@ class StoreErasure:
         self,
         log: ObjectLog,
         topic: str,
-        before: Occurrences,
+        before: Sequence[FileOccurrences],
         *,
         clock: Callable[[], int],
     ) -> None:
@@ -46,7 +46,7 @@ class StoreErasure:
         self._topic = topic
         self._topic_id = log.describe(topic).topic_id
         self._clock = clock
-        self._holders = {str(one.file.path) for one in before.files if not one.is_clear}
+        self._holders = {str(one.file.path) for one in before if not one.is_clear}
         """Objects that have the keys, or may have them."""
         self._orphans = {*_left_by_cleaners(before), *_left_by_erasures(before)}
 
@@ -66,7 +66,7 @@ class StoreErasure:
         places = {(each.topic_id, each.partition) for each in state.objects[name].extents}
         return name in self._holders or not wanted.isdisjoint(places)
 
-    def remove_dropped(
+    def remove_replaced(
         self, partitions: Sequence[int], *, now: bool, wait: Callable[[int], None] | None
     ) -> None:
         """Delete dropped objects that had the keys: with `now` at once, or after their time.
@@ -92,20 +92,20 @@ class StoreErasure:
             delete_orphans(self._log, [*self._orphans, *sides], now_ms=self._clock())
 
 
-def _left_by_cleaners(found: Occurrences) -> Iterator[str]:
+def _left_by_cleaners(found: Sequence[FileOccurrences]) -> Iterator[str]:
     """Yield the segment objects with the keys that no commit names."""
-    for one in found.files:
+    for one in found:
         if one.found and one.file.kind is FileKind.UNFINISHED:
             yield str(one.file.path)
 
 
-def _left_by_erasures(found: Occurrences) -> Iterator[str]:
+def _left_by_erasures(found: Sequence[FileOccurrences]) -> Iterator[str]:
     """Yield the objects with nothing but tombstones of the keys that no commit names.
 
     No task wrote them: an erasure did, which was killed before its commit.
     """
-    others = {str(one.file.path) for one in found.files if one.records > one.deletions}
-    for one in found.files:
+    others = {str(one.file.path) for one in found if one.records > one.deletions}
+    for one in found:
         is_staged = one.file.kind is FileKind.STAGED and one.file.path.name.startswith(f"{APPEND}-")
         if one.found and is_staged and str(one.file.path) not in others:
             yield str(one.file.path)

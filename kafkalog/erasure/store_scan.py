@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.erasure.file_occurrences import FileOccurrences, scan_bytes
+from kafkalog.erasure.key_scan import KeyScan
 from kafkalog.erasure.topic_files import LIVE, FileKind, TopicFile
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
@@ -34,13 +35,9 @@ from kafkalog.storage_engine.object_store.store_state import stored_names
 from kafkalog.storage_engine.segment.byte_source import HeldBytes
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
-    from kafkalog.storage_engine.metadata.state import State
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 
-_ROUNDS: Final = 100
-_FREE_ROUNDS: Final = 8
 _FETCHERS: Final = 8
 _SMALL: Final = 1 << 20
 """Objects up to this size are fetched side by side, and larger ones one by one."""
@@ -52,39 +49,12 @@ _FOLDERS: Final = (
 _ROOT: Final = (layout.STORED_LOG, layout.STORED_BOUNDARY)
 
 
-class StoreScan:
-    """Scan all objects; occurrences within `names` do not count.
+class StoreScan(KeyScan[TopicFile, Sequence[FileOccurrences]]):
+    """Scan all objects: several results of a mixed object."""
 
-    `progress` receives the bytes done, and of how many. Afterwards `state` is the state that the
-    result holds for, and `files` are the results by name: several of a mixed object.
-    """
+    _log: ObjectLog
 
-    def __init__(
-        self,
-        log: ObjectLog,
-        topic: str,
-        keys: ErasedKeys,
-        names: Sequence[bytes],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self.state: State = log.state()
-        self.files: tuple[FileOccurrences, ...] = ()
-        self._log, self._topic, self._keys, self._names = log, topic, keys, names
-        self._progress = progress
-        self._done = self._of = 0
-        self._seen: dict[TopicFile, Sequence[FileOccurrences]] = {}
-
-    def run(self) -> None:
-        """Scan until all objects of a state are read; raises UnknownTopicError, StorageError."""
-        for number in range(_ROUNDS):
-            if self._round(is_current=number < _FREE_ROUNDS):
-                return
-        raise StorageError(
-            f"{self._log.root}: objects were deleted during each of {_ROUNDS} scans. Stop the "
-            "cleaners, and try again."
-        )
-
-    def _round(self, *, is_current: bool) -> bool:
+    def _round(self, *, is_pressed: bool) -> bool:
         state = self._log.store_state()
         state.log.topic(self._topic)
         kinds = _Kinds(state, self._topic)
@@ -95,8 +65,7 @@ class StoreScan:
             found = self._scanned(state, file, data)
             if found is not None:
                 self._seen[file] = found
-            self._done += file.size
-            self._progress(self._done, self._of)
+            self._advance(file.size)
         read = [file for file in listed if file in self._seen]
         missing = kinds.live() - {str(file.path) for file in read}
         after = self._log.store_state()
@@ -106,7 +75,7 @@ class StoreScan:
             *(one for file in read for one in self._seen[file]),
             *(FileOccurrences(kinds.lost(name), faults=["it is missing"]) for name in sorted(lost)),
         )
-        return missing == lost and (not is_current or after.number == state.number)
+        return missing == lost and (is_pressed or after.number == state.number)
 
     def _listed(self) -> Iterator[ObjectEntry]:
         client = self._log.client

@@ -8,24 +8,20 @@ If writers never pause, the last rounds, with little left to read, hold off comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.erasure.file_occurrences import FileOccurrences, scan_file
+from kafkalog.erasure.key_scan import KeyScan
 from kafkalog.erasure.topic_files import FileKind, TopicFile, topic_files
-from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.metadata.state import State
 
-_ROUNDS: Final = 100
-_FREE_ROUNDS: Final = 8
 _MOVED: Final = {FileKind.LOG, FileKind.RETIRED, FileKind.UNFINISHED}
 """Files between which commits and cleanings move records."""
 
@@ -40,43 +36,17 @@ class _Known:
     rest: FileOccurrences
 
 
-class TopicScan:
-    """Scan all files; occurrences within `names` do not count.
+class TopicScan(KeyScan[Path, _Known]):
+    """Scan all files."""
 
-    `progress` receives the bytes done, and of how many. Afterwards `state` is the state that the
-    result holds for, and `files` are the results by path.
-    """
+    _log: DirectoryLog
+    _is_held = False
+    _read: set[tuple[Path, int]] | None = None
 
-    def __init__(
-        self,
-        log: DirectoryLog,
-        topic: str,
-        keys: ErasedKeys,
-        names: Sequence[bytes],
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self.state: State = log.state()
-        self.files: tuple[FileOccurrences, ...] = ()
-        self._log, self._topic, self._keys, self._names = log, topic, keys, names
-        self._progress = progress
-        self._is_held = False
-        self._done = self._of = 0
-        self._seen: dict[Path, _Known] = {}
-        self._read: set[tuple[Path, int]] | None = None
+    def _round(self, *, is_pressed: bool) -> bool:
+        return self._look() or (is_pressed and self._held_looks())
 
-    def run(self) -> None:
-        """Scan until the result is stable; raises UnknownTopicError, OSError, StorageError."""
-        for number in range(_ROUNDS):
-            if self._round():
-                return
-            if number >= _FREE_ROUNDS and self._held_rounds():
-                return
-        raise StorageError(
-            f"{self._log.root}: files were replaced during each of {_ROUNDS} scans; stop the "
-            "cleaner, and try again"
-        )
-
-    def _held_rounds(self) -> bool:
+    def _held_looks(self) -> bool:
         """Scan once or twice while commits are held off; return whether the result is stable."""
         if self._log.is_brokers:
             return False
@@ -84,11 +54,11 @@ class TopicScan:
         self._is_held = True  # report no progress, because the callback might commit
         try:
             with commit_lock.shared():
-                return self._round() or self._round()
+                return self._look() or self._look()
         finally:
             self._is_held = False
 
-    def _round(self) -> bool:
+    def _look(self) -> bool:
         state = self._log.state()
         listed = topic_files(self._log, self._topic)
         changed = [file for file in listed if not self._is_known(file)]
@@ -142,11 +112,12 @@ class TopicScan:
         return partition.active_size if file.path == active else 0
 
     def _scan(self, file: TopicFile, start: int, end: int | None) -> FileOccurrences:
-        def advance(count: int) -> None:
-            self._done += count
-            if not self._is_held:
-                self._progress(self._done, self._of)
-
         return scan_file(
-            file, self._keys, start=start, end=end, names=self._names, progress=advance
+            file, self._keys, start=start, end=end, names=self._names, progress=self._advance
         )
+
+    def _advance(self, count: int) -> None:
+        if self._is_held:
+            self._done += count
+        else:
+            super()._advance(count)

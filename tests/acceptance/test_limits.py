@@ -17,7 +17,7 @@ import kafkalog
 from kafkalog.cleaner.schedule.manager import sweep
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import Uncleanable, mark_uncleanable
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.fs import clock, files
@@ -373,7 +373,9 @@ def test_rows_of_a_clock_ahead_are_refused_and_those_of_one_behind_kept(tmp_path
 
 def test_a_clock_ahead_does_not_hold_off_cleaning_when_it_is_back(tmp_path: Path) -> None:
     """A failure's pause is an hour at most, by whichever clock it was told."""
-    failed = mark_uncleanable(DirectoryNotes(tmp_path), "no space", {}, now_ms=NOW_MS + A_YEAR_MS)
+    failed = mark_uncleanable(
+        DirectoryNotes(tmp_path), KafkaLogError("no space"), {}, now_ms=NOW_MS + A_YEAR_MS
+    )
     assert failed.is_due({}, NOW_MS)
     assert not failed.is_due({}, NOW_MS + A_YEAR_MS)
     assert not Uncleanable("written by a newer release").is_due({}, NOW_MS)

@@ -27,6 +27,7 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.ownership.adopt import adopt
@@ -204,7 +205,7 @@ class Copy:
     def clean(self, topics: Collection[str]) -> dict[str, int]:
         """Clean what the broker's cleaner finds dirty; returns where each topic's ends."""
         ends = {}
-        for known in status(directory_log_of(self.log), now_ms()):
+        for known in status(moment_of(directory_log_of(self.log), now_ms())):
             if known.topic in topics and known.dirty_bytes:
                 (stats,) = manager.clean(
                     directory_log_of(self.log), known.topic, now_ms=now_ms(), config=self._config

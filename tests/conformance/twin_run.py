@@ -28,6 +28,7 @@ import kafkalog
 from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import manager
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.metadata.state import PartitionState
@@ -182,7 +183,7 @@ class Twin:
         return _cleaner(*sizes, has_all=False), _cleaner(other, *sizes[1:], has_all=True)
 
     def _compare_plans(self, kafkas: Round) -> None:
-        (known,) = status(directory_log_of(self._logs[0]), self._now_ms)
+        (known,) = status(moment_of(directory_log_of(self._logs[0]), self._now_ms))
         ours = [
             known.first_dirty_offset,
             known.first_uncleanable_offset,

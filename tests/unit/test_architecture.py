@@ -77,8 +77,7 @@ MAY_ASK_THE_KIND = {
     "cli/verify.py",
     "datasource/range_reader.py",
     "datasource/read_planner.py",
-    "erasure/erase.py",
-    "erasure/occurrences.py",
+    "erasure/kinds.py",
     "sink/shared_log.py",
 }
 """Modules above the storage engine that may ask for the kind of a log, or choose one to open."""

@@ -30,7 +30,7 @@ from kafkalog.cleaner.directory.swap import (
 )
 from kafkalog.cleaner.key_index.key_index import KeyIndex
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers, active_producers
-from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelf import CleaningAborted, Round
 from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.storage_engine.directory.pins import LivePins
@@ -45,12 +45,11 @@ from kafkalog.storage_engine.transactions.transaction_index import aborted_trans
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.plan import Plan
-    from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup
     from kafkalog.cleaner.shelf import RoundOrder
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
     from kafkalog.storage_engine.directory.transaction import Transaction
     from kafkalog.storage_engine.metadata.state import PartitionState
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.segment.segments import SegmentFiles
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
@@ -159,7 +158,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-class DirectoryRound:
+class DirectoryRound(Round):
     """Reads a partition's files, swaps its outputs in, and tells the journal before and after."""
 
     def __init__(
@@ -174,17 +173,16 @@ class DirectoryRound:
         load_pins: Callable[[], LivePins],
     ) -> None:
         """`load_state` returns the newest state, and aborts a cleaning that must not continue."""
-        self.order = order
-        self.plan = plan
-        self.snapshot: PartitionSnapshot = snapshot
-        self.scratch = snapshot.directory
-        self.sources_end = snapshot.state.active_base
-        self.sources: Sequence[Source] = [
-            _FileSource(each)
-            for each in live_segments(snapshot.segments, snapshot.state)
-            if each.base_offset < self.sources_end
-        ]
-        self.end = plan.first_dirty_offset
+        end = snapshot.state.active_base
+        live = live_segments(snapshot.segments, snapshot.state)
+        super().__init__(
+            order,
+            plan,
+            snapshot=snapshot,
+            scratch=snapshot.directory,
+            sources=[_FileSource(each) for each in live if each.base_offset < end],
+            sources_end=end,
+        )
         self._log = log
         self._topic_id = topic_id
         self._load_state = load_state
@@ -200,7 +198,7 @@ class DirectoryRound:
 
     def check(self) -> None:
         """Abort if the caller asks to, or if the topic is gone or no longer compacted."""
-        self.order.check_abort()
+        super().check()
         self._load_state()  # whoever deletes the topic waits for this round to end
 
     def aborted_entries(self, base_offset: int) -> Sequence[AbortedTransaction]:

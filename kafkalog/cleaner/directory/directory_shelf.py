@@ -17,11 +17,7 @@ from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.state.first_dirty_offset import heal_first_dirty_offsets
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.notes import DirectoryNotes
-from kafkalog.cleaner.state.uncleanable import (
-    clear_uncleanable,
-    fault_reason,
-    mark_uncleanable,
-)
+from kafkalog.cleaner.state.uncleanable import fault_reason, mark_uncleanable
 from kafkalog.errors import KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.directory.pins import sweep_pins
 from kafkalog.storage_engine.directory.topic_deletion import try_deletions
@@ -109,13 +105,9 @@ class DirectoryShelf:
             reason = f"{self.log.root / layout.partition_directory(topic, partition)}: {reason}"
         # A topic that was deleted meanwhile cannot be marked.
         with contextlib.suppress(UnknownTopicError, StorageError):
-            mark_uncleanable(
-                DirectoryNotes(self.log.partition_directory(topic, partition)),
-                reason,
-                dict(self.log.describe(topic).config),
-                now_ms=now_ms,
-                is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
-            )
+            notes = DirectoryNotes(self.log.partition_directory(topic, partition))
+            config = self.log.describe(topic).config
+            mark_uncleanable(notes, fault, config, now_ms=now_ms, reason=reason)
         return reason
 
     def tidy(self, *, now_ms: int) -> int:
@@ -175,6 +167,6 @@ class _Turn:
 
     def end(self, order: RoundOrder) -> None:
         notes = DirectoryNotes(self.directory)
-        clear_uncleanable(notes)
+        notes.remove(layout.UNCLEANABLE)
         if order.stats.rounds:
             write_last_cleaning(notes, order.stats, ended_ms=order.ended_ms())

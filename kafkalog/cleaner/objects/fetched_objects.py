@@ -1,10 +1,15 @@
-"""Objects of a store in temporary files, each fetched at most once, some side by side."""
+"""Objects of a store in temporary files, each fetched at most once, some side by side.
+
+An object is read while it is fetched: a reader waits for the bytes that it needs. The last one is
+there once the object is known to end with it.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +23,21 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent
     from kafkalog.storage_engine.segment.byte_source import ByteSource
 
-_REQUESTS: Final = 4
-"""Objects that are fetched side by side, in pieces."""
+_REQUESTS: Final = 2
+"""Objects that are fetched side by side, in pieces: the reader waits for the first of them."""
 _BEGINNING: Final = 4 << 10
 """Bytes that are read first of a file: all others are as near."""
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """An object that is being fetched, or was."""
+
+    path: Path
+    size: int
+    count: int = 0
+    """Its first bytes that can be read; all of them only once it is known to have no more."""
+    fault: BaseException | None = None
 
 
 class FetchedObjects:
@@ -38,28 +54,45 @@ class FetchedObjects:
         self._directory = directory
         self.sizes = sizes
         """The sizes of the objects that are read from files, by name."""
-        self._found: dict[str, Future[Path]] = {}
-        self._lock = threading.Lock()
+        self._found: dict[str, _Arriving] = {}
+        self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
 
     def close(self) -> None:
         """Fetch no more, and wait for what is under way."""
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, name: str) -> Future[Path]:
-        """Begin to fetch an object, unless that was done; return the file to come."""
-        with self._lock:
-            found = self._found.get(name)
-            if found is None:
-                # Names of a damaged state may end alike: no file is ever another's.
-                path = self._directory / f"{len(self._found)}.object"
-                found = self._found[name] = self._pool.submit(self._fetch, name, path)
-            return found
+    def begin(self, name: str) -> None:
+        """Begin to fetch an object, unless that was done."""
+        with self._changed:
+            self._begun(name)
 
-    def _fetch(self, name: str, path: Path) -> Path:
-        with files.closing(files.open_empty(path)) as fd:
-            files.write_pieces(fd, self._client.pieces(name, self.sizes[name]))
-        return path
+    def _begun(self, name: str) -> _Arriving:
+        found = self._found.get(name)
+        if found is None:
+            # Names of a damaged state may end alike: no file is ever another's.
+            path = self._directory / f"{len(self._found)}.object"
+            found = self._found[name] = _Arriving(path, self.sizes[name])
+            files.create(path)
+            self._pool.submit(self._fetch, name, found)
+        return found
+
+    def _fetch(self, name: str, found: _Arriving) -> None:
+        position = 0
+        try:
+            with files.closing(files.open_to_write(found.path)) as fd:
+                for piece in self._client.pieces(name, found.size):
+                    files.write_at(fd, piece, position)
+                    position += len(piece)
+                    self._tell(found, min(position, found.size - 1))
+            self._tell(found, found.size)
+        except BaseException as fault:
+            self._tell(found, found.count, fault)
+
+    def _tell(self, found: _Arriving, count: int, fault: BaseException | None = None) -> None:
+        with self._changed:
+            found.count, found.fault = count, fault
+            self._changed.notify_all()
 
     def first_bytes(self, name: str, size: int) -> bytes:
         """Return an object's first bytes, `size` or fewer. Raises StorageError, OSError."""
@@ -75,7 +108,13 @@ class FetchedObjects:
 
     def read(self, name: str, size: int, position: int) -> bytes:
         """Return `size` bytes of an object at `position`; fewer only at its end."""
-        with files.closing(files.open_to_read(self.begin(name).result())) as fd:
+        with self._changed:
+            found = self._begun(name)
+            end = min(position + size, found.size)
+            self._changed.wait_for(lambda: found.count >= end or found.fault is not None)
+            if found.count < end and found.fault is not None:
+                raise found.fault
+        with files.closing(files.open_to_read(found.path)) as fd:
             return files.read_at(fd, size, position)
 
 

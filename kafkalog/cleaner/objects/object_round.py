@@ -5,6 +5,8 @@ records follow while the cleaner works, and it waits for those that it needs. Th
 segment with a key index come only if the cleaner reads them. Fresh extents of mixed objects stay
 where they are, as an active segment does.
 
+An output is written as an object as soon as it is finished, and its files go.
+
 The swap is one commit, "minus sources, plus outputs", with what the cleaning leaves for the next
 one. It is made only if the log still has all sources. Another cleaner, a deletion of records or of
 the topic, or retention may have taken one. Then nothing is changed, and what was written is
@@ -16,9 +18,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
@@ -31,12 +33,13 @@ from kafkalog.cleaner.objects.fetched_objects import FetchedObjects, FetchedSnap
 from kafkalog.cleaner.objects.object_moment import ObjectMoment, live_extents
 from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.rewrite.active_producers import ActiveProducers
-from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError
+from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError, Round
 from kafkalog.cleaner.state.delete_horizon import write_delete_horizon
 from kafkalog.cleaner.state.last_cleaning import write_last_cleaning
 from kafkalog.cleaner.state.notes import StoredNotes
+from kafkalog.errors import CommitInDoubtError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import c_library, files
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError, SweptError
 from kafkalog.storage_engine.object_store.regroup import is_replaced
@@ -54,22 +57,21 @@ from kafkalog.storage_engine.transactions.transaction_index import parse_transac
 if TYPE_CHECKING:
     from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.cleaned_segment import CleanedSegment
-    from kafkalog.cleaner.rewrite.groups import RewrittenGroup, Source
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup
     from kafkalog.cleaner.shelf import RoundOrder
     from kafkalog.storage_engine.fs.files import Buffer
-    from kafkalog.storage_engine.metadata.state import PartitionState
+    from kafkalog.storage_engine.metadata.state import PartitionState, State
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
     from kafkalog.storage_engine.object_store.segment_object import SegmentObject
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
     from kafkalog.storage_engine.object_store.store_state import PlacedExtent, StoreState
-    from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
     from kafkalog.storage_engine.segment.gaps import Section
     from kafkalog.storage_engine.segment.open_segment import OpenSegment
     from kafkalog.storage_engine.transactions.producers import Producers
     from kafkalog.storage_engine.transactions.transaction_index import AbortedTransaction
 
 _WRITES: Final = 2
-"""Segments that are written side by side: each has its key filter in memory."""
+"""Segments that are written while the round goes on: each is in memory, with its key filter."""
 
 
 def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[PlacedExtent]:
@@ -79,14 +81,15 @@ def closed_extents(state: StoreState, topic: str, partition: int) -> Sequence[Pl
 
 
 @contextlib.contextmanager
-def open_round(log: ObjectLog, order: RoundOrder) -> Iterator[ObjectRound | None]:
-    """Plan a round of a partition by the last known state, and begin to fetch its objects.
+def open_round(moment: ObjectMoment, order: RoundOrder) -> Iterator[ObjectRound | None]:
+    """Plan a round of a partition at a moment, and begin to fetch its objects.
 
     None if the plan asks for none, or if no segment object is below its end: fresh objects are not
     cleaned before they are regrouped. Raises CorruptLogError, StorageError, OSError.
     """
-    state, topic, partition = log.known_state, order.stats.topic, order.stats.partition
-    plan = ObjectMoment(log, state, order.now_ms).plan(topic, partition)
+    log, state = moment.log, moment.store
+    topic, partition = order.stats.topic, order.stats.partition
+    plan = moment.plan(topic, partition)
     # Those at the plan's end or above are not cleaned; a transaction may end in them.
     placed = closed_extents(state, topic, partition)
     if not placed or placed[0].extent.base_offset >= plan.end:
@@ -172,7 +175,7 @@ class _ObjectSource:
         return None
 
 
-class ObjectRound:
+class ObjectRound(Round):
     """Reads a partition's segment objects, and commits its outputs in their place."""
 
     def __init__(
@@ -187,22 +190,19 @@ class ObjectRound:
         scratch: Path,
     ) -> None:
         """`placed` are the segment objects, ascending. Raises CorruptLogError, StorageError."""
-        self.order = order
-        self.plan = plan
-        self.scratch = scratch
-        self.sources_end = placed[-1].extent.next_offset
-        self.end = plan.first_dirty_offset
         self._log = log
         self._state = state
         self._objects = objects
         topic = state.log.topic(plan.topic)
         self._topic_id = topic.topic_id
         self._held: PartitionState = topic.partitions[plan.partition]
-        self._finished: list[RewrittenGroup] = []
+        self._replaced: list[str] = []
+        self._removed = 0, 0
+        """Records and bytes that the outputs lack."""
+        self._outputs: list[SegmentObject] = []
+        self._puts: deque[Future[None]] = deque()
+        self._pool = ThreadPoolExecutor(_WRITES, "kafkalog-put")
         extents = state.extents(topic.topic_id, plan.partition)
-        self.snapshot: PartitionSnapshot = FetchedSnapshot(
-            objects, plan.topic, plan.partition, self._held, extents
-        )
         for name, _ in placed:
             objects.begin(layout.stored_side(name))
         sizes = Counter[int]()
@@ -219,7 +219,14 @@ class ObjectRound:
             for each in placed
             for base in [segment_of(each)]
         ]
-        self.sources: Sequence[Source] = found
+        super().__init__(
+            order,
+            plan,
+            snapshot=FetchedSnapshot(objects, plan.topic, plan.partition, self._held, extents),
+            scratch=scratch,
+            sources=found,
+            sources_end=placed[-1].extent.next_offset,
+        )
         self._by_base = {each.base_offset: each for each in found}
         self._fetch_records()
 
@@ -235,10 +242,6 @@ class ObjectRound:
         clean = taken[: len(taken) - len(dirty)]
         for each in [*dirty, *(one for one in clean if not (may_wait and one.has_keys))]:
             self._objects.begin(each.name)
-
-    def check(self) -> None:
-        """Abort if the caller asks to; whether the log is still the same, the commit finds out."""
-        self.order.check_abort()
 
     def active_producers(self) -> ActiveProducers:
         """Return the active producers of the state."""
@@ -269,71 +272,63 @@ class ObjectRound:
         yield KeyIndex.of(source.side.source(layout.KEYS), segment)
 
     def add_finished(self, group: RewrittenGroup) -> None:
-        """Take outputs for the commit; sources that would only be written again stay."""
+        """Write outputs as objects, for the commit; sources that it would only write again stay."""
         gains_keys = any(
             output.keys is not None and not self._by_base[source.base_offset].has_keys
             for source, output in zip(group.sources, group.outputs, strict=False)
         )
-        if group.is_changed or gains_keys:
-            self._finished.append(group)
-        else:
+        if not (group.is_changed or gains_keys):
             group.discard()
-
-    def swap_finished(self) -> None:
-        """Publish nothing: a round is one commit."""
+            return
+        self._replaced += [self._by_base[each.base_offset].name for each in group.sources]
+        records, size = self._removed
+        self._removed = records + group.records_removed, size + group.bytes_removed
+        ends = [*(each.base_offset for each in group.outputs[1:]), group.end]
+        for output, section, end in zip(group.outputs, group.sections, ends, strict=True):
+            self._wait_for_puts(_WRITES - 1)
+            self._puts.append(self._pool.submit(self._put, output, section, end))
 
     def discard(self) -> None:
-        """Leave the files to the end of the round, which removes them."""
+        """Delete the objects that were not committed; the end of the round removes the files."""
+        self._pool.shutdown(cancel_futures=True)
+        self._log.discard_segments(self._outputs)
 
     def finish(self, earliest_delete_horizon_ms: int | None) -> None:
-        """Write the outputs as objects, and commit them. Raises CommitInDoubtError as well.
+        """Commit the outputs. Raises CommitInDoubtError as well.
 
         Aborts if another process was quicker.
         """
-        log = self._log
-        outputs: list[SegmentObject] = []
+        self._wait_for_puts(0)
+        outputs, self._outputs = self._outputs, []  # whatever ends this now, they may be committed
         try:
-            c_library.give_back_memory()
-            self._put(outputs)
             is_done = self._commit(outputs, earliest_delete_horizon_ms)
-        except SweptError as fault:
-            log.discard_segments(outputs, fault)
-            raise LostRaceError("a sweep was quicker") from fault
-        except Exception as fault:
-            log.discard_segments(outputs, fault)
+        except CommitInDoubtError:
             raise
-        log.discard_segments(outputs)  # those that were left out, or all
+        except Exception as fault:
+            self._outputs = outputs
+            if isinstance(fault, SweptError):
+                raise LostRaceError("a sweep was quicker") from fault
+            raise
+        self._outputs = outputs
         if not is_done:
-            raise _lost(log, self.order, self._topic_id)
-        for group in self._finished:
-            self.order.stats.records_removed += group.records_removed
-            self.order.stats.bytes_removed += group.bytes_removed
+            raise _lost(self._log, self.order, self._topic_id)
+        records, size = self._removed
+        self.order.stats.records_removed += records
+        self.order.stats.bytes_removed += size
 
-    def _put(self, outputs: list[SegmentObject]) -> None:
-        """Write the new segments as objects, into `outputs`."""
+    def _wait_for_puts(self, left: int) -> None:
+        """Wait until no more than `left` outputs are being written; raises what a write raised."""
+        while len(self._puts) > left:
+            self._puts.popleft().result()
 
-        def put_one(each: tuple[CleanedSegment, Section, int]) -> None:
-            output, section, end = each
-            extent = self._extent(output, end)
-            with self._sections(output, section, extent) as sections:
-                log = output.path(layout.LOG)
-                outputs.append(
-                    put_segment(self._log.client, self._state.number, extent, log, sections)
-                )
-
-        new = [
-            (output, section, end)
-            for group in self._finished
-            for output, section, end in zip(
-                group.outputs,
-                group.sections,
-                [*(each.base_offset for each in group.outputs[1:]), group.end],
-                strict=True,
-            )
-        ]
-        with ThreadPoolExecutor(_WRITES, "kafkalog-put") as pool:
-            for _ in pool.map(put_one, new):
-                pass
+    def _put(self, output: CleanedSegment, section: Section, end: int) -> None:
+        """Write an output as an object, and remove its files."""
+        extent = self._extent(output, end)
+        with self._sections(output, section, extent) as sections:
+            log = output.path(layout.LOG)
+            put = put_segment(self._log.client, self._state.number, extent, log, sections)
+        self._outputs.append(put)
+        output.discard()
 
     def _extent(self, output: CleanedSegment, end: int) -> Extent:
         times = TimeIndex(output.path(layout.TIME_INDEX), output.base_offset).last_time()
@@ -381,11 +376,6 @@ class ObjectRound:
         topic, partition, stats = self.plan.topic, self.plan.partition, self.order.stats
         at_ms, ended_ms = self.order.time_ms(), self.order.ended_ms()
         done = dataclasses.replace(stats, rounds=stats.rounds + 1, end_offset=self.end)
-        replaced = [
-            self._by_base[source.base_offset].name
-            for group in self._finished
-            for source in group.sources
-        ]
 
         def draft_rest(draft: StoreDraft) -> bool:
             if not is_as_it_was(
@@ -395,36 +385,36 @@ class ObjectRound:
             held = draft.topic(topic).partitions[partition]
             clean_to = max(self.end, held.log_start_offset)
             fields = {"first_dirty_offset": clean_to, "cleaning_offset": clean_to}
-            if replaced:
+            if self._replaced:
                 fields["swapped_at"] = draft.state.number + 1
                 gone_to = max(held.deletions_gone_to, stats.deletions_gone_to)
                 fields["deletions_gone_to"] = gone_to
             draft.change_partition(topic, partition, **fields)
             notes = StoredNotes(self._log.root)
             write_delete_horizon(notes, clean_to, earliest_delete_horizon_ms)
-            write_last_cleaning(notes, done, ended_ms=ended_ms, keeps_earlier=False)
+            write_last_cleaning(notes, done, ended_ms=ended_ms)
             draft.set_cleaned(self._topic_id, partition, Cleaned(clean_to, at_ms, notes.texts))
             return True
 
-        return self._log.swap(replaced, outputs, now_ms=at_ms, work=draft_rest)
+        return self._log.swap(self._replaced, outputs, now_ms=at_ms, work=draft_rest)
 
 
 def _lost(log: ObjectLog, order: RoundOrder, topic_id: str) -> CleaningAborted:
     """Return the reason to give up a round that met changes of others."""
-    known = log.known_state.log.topics.get(order.stats.topic)
-    if (
-        known is None
-        or known.topic_id != topic_id
-        or not TopicConfig.parse(known.config).is_compacted
-    ):
-        return CleaningAborted("the topic is gone, or no longer compacted")
-    return LostRaceError("another process was quicker")
+    if _is_compacted(log.known_state.log, order.stats.topic, topic_id):
+        return LostRaceError("another process was quicker")
+    return CleaningAborted("the topic is gone, or no longer compacted")
 
 
 def is_as_it_was(draft: StoreDraft, topic: str, topic_id: str, names: Sequence[str]) -> bool:
     """Return whether a log still has the topic, compacted, and all objects of a round."""
-    known = draft.state.topics.get(topic)
+    is_compacted = _is_compacted(draft.state, topic, topic_id)
+    return is_compacted and all(name in draft.store.objects for name in names)
+
+
+def _is_compacted(state: State, topic: str, topic_id: str) -> bool:
+    """Return whether a topic exists still, and is compacted."""
+    known = state.topics.get(topic)
     if known is None or known.topic_id != topic_id:
         return False
-    is_compacted = TopicConfig.parse(known.config).is_compacted
-    return is_compacted and all(name in draft.store.objects for name in names)
+    return TopicConfig.parse(known.config).is_compacted

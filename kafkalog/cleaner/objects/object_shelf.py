@@ -17,18 +17,18 @@ from kafkalog.cleaner.objects.object_round import closed_extents, is_as_it_was, 
 from kafkalog.cleaner.plan import may_be_tried
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.cleaner.state.uncleanable import (
-    clear_uncleanable,
     fault_reason,
     mark_uncleanable,
     read_uncleanable,
 )
 from kafkalog.errors import CorruptLogError, KafkaLogError
+from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.store_draft import is_live
 from kafkalog.storage_engine.object_store.store_state import Cleaned
 
 if TYPE_CHECKING:
-    from kafkalog.cleaner.shelf import Moment, Round, RoundOrder, Turn
+    from kafkalog.cleaner.shelf import Round, RoundOrder, Turn
     from kafkalog.cleaner.state.notes import StoredNotes
     from kafkalog.storage_engine.object_store.address import StoreAddress
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
@@ -36,13 +36,14 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.store_state import Extent, StoreState
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ObjectShelf:
     """A log in an object store; what it last knew of the log is what a turn begins with."""
 
     log: ObjectLog
-    _begun: dict[tuple[str, int], StoreState] = field(default_factory=dict)
+    begun: dict[tuple[str, int], StoreState] = field(default_factory=dict)
     """The state that the last round of a partition has read."""
+    _known: ObjectMoment | None = None
 
     @property
     def place(self) -> str | StoreAddress:
@@ -57,9 +58,12 @@ class ObjectShelf:
         """Do nothing: a store has no lock to hold."""
         return contextlib.nullcontext()
 
-    def moment(self, now_ms: int) -> Moment:
-        """Return the last known state; no request."""
-        return ObjectMoment(self.log, self.log.known_state, now_ms)
+    def moment(self, now_ms: int) -> ObjectMoment:
+        """Return the last known state; no request. It is the same until anything changes."""
+        state, known = self.log.known_state, self._known
+        if known is None or known.store is not state or known.now_ms != now_ms:
+            known = self._known = ObjectMoment(self.log, state, now_ms)
+        return known
 
     def topic_id(self, topic: str, partition: int) -> str | None:
         """Return the id of a topic that has the partition; None if there is none."""
@@ -80,17 +84,17 @@ class ObjectShelf:
         With `force` all fresh objects are regrouped, and active segments closed.
         """
         log, damaged = self.log, dict[str, KafkaLogError]()
+        log.store_state()
         if partition is None:
             upkeep.regroup_due(
                 log,
+                moment=self.moment(now_ms),
                 now_ms=now_ms,
                 force=force,
                 check_abort=check_abort,
                 on_damaged=damaged.__setitem__,
             )
             upkeep.merge_due(log, now_ms=now_ms, check_abort=check_abort)
-        else:
-            log.store_state()
         if force:
             partitions = None if partition is None else [partition]
             upkeep.roll_active(log, topic, partitions, now_ms=now_ms)
@@ -137,26 +141,16 @@ class ObjectShelf:
         with self.log.claim(f"{topic_id}-{partition}", now_ms=now_ms) as is_mine:
             yield _Turn(self, topic, partition) if is_mine or force else None
 
-    def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
-        """Plan and begin a round by the last known state."""
-        self._begun[order.stats.topic, order.stats.partition] = self.log.known_state
-        return open_round(self.log, order)
-
     def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
         """Commit the mark, unless the log is no longer what the cleaning failed on."""
-        state = self._begun.get((topic, partition), self.log.known_state)
+        state = self.begun.get((topic, partition), self.log.known_state)
         reason = fault_reason(fault)
         if isinstance(fault, OSError):
             reason = f"{self.log.root}: {topic}-{partition}: temporary files here: {reason}"
 
         def mark(notes: StoredNotes) -> None:
-            mark_uncleanable(
-                notes,
-                reason,
-                state.log.topic(topic).config,
-                now_ms=now_ms,
-                is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
-            )
+            config = state.log.topic(topic).config
+            mark_uncleanable(notes, fault, config, now_ms=now_ms, reason=reason)
 
         return reason if self.change_notes(state, topic, partition, mark, now_ms=now_ms) else None
 
@@ -216,20 +210,26 @@ class _Turn:
         log.change(close, now_ms=now_ms)
 
     def round(self, order: RoundOrder) -> contextlib.AbstractContextManager[Round | None]:
-        """Plan and begin a round."""
-        return self.shelf.round(order)
+        """Plan and begin a round by the last known state."""
+        moment = self.shelf.moment(order.now_ms)
+        self.shelf.begun[self.topic, self.partition] = moment.store
+        return open_round(moment, order)
 
     def end(self, order: RoundOrder) -> None:
         """Take away a mark that no round's commit took; the figures are in that one.
 
         It stays where all records are fresh: nothing was tried.
         """
-        log, at_ms = self.shelf.log, order.time_ms()
-        state, place = log.known_state, (self.topic, self.partition)
+        moment, place = self.shelf.moment(order.now_ms), (self.topic, self.partition)
+        state = moment.store
         if live_extents(state, *place) and not closed_extents(state, *place):
             return
-        if read_uncleanable(ObjectMoment(log, state, at_ms).notes(*place)) is not None:
-            self.shelf.change_notes(state, *place, clear_uncleanable, now_ms=at_ms)
+        if read_uncleanable(moment.notes(*place)) is not None:
+
+            def clear(notes: StoredNotes) -> None:
+                notes.remove(layout.UNCLEANABLE)
+
+            self.shelf.change_notes(state, *place, clear, now_ms=order.time_ms())
 
 
 def _harmed(extents: Sequence[Extent], fault: KafkaLogError) -> Sequence[Extent]:

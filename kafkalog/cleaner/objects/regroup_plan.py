@@ -19,7 +19,9 @@ from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.object_store.client import GET, HEAD, LIST, PUT
+from kafkalog.storage_engine.object_store.object_log import FRESH_MAX
 from kafkalog.storage_engine.object_store.regroup import fresh_objects
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX
 from kafkalog.storage_engine.object_store.stored_segments import stored_segments
 
 if TYPE_CHECKING:
@@ -41,12 +43,8 @@ YOUNGEST_MS: Final = 60_000
 """No regroup is due before its oldest object is so old, unless a cleaning waits for it."""
 OLDEST_MS: Final = 86_400_000
 """A regroup is due once its oldest object is so old, even if nobody reads."""
-FRESH_MAX: Final = 4_096
-"""A regroup is due at so many fresh objects, whatever their age."""
 MERGED: Final = 8
 """How many segment objects of one size class become one."""
-LARGEST: Final = 64 << 20
-"""The size of a segment object that needs no merge."""
 _HOUR_MS: Final = 3_600_000
 _SMALLEST: Final = 64 << 10
 """Below this size all segment objects are of one class."""
@@ -142,7 +140,7 @@ def mergeable(sizes: Sequence[int | None]) -> tuple[int, int]:
     start = 0
     for place, size in enumerate(sizes):
         before = sizes[start]
-        if size is None or size >= LARGEST:
+        if size is None or size >= SEGMENT_SIZE_MAX:
             start = place + 1
         elif before is None or size_class(size) != size_class(before):
             start = place

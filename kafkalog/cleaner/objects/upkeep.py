@@ -35,6 +35,7 @@ def regroup_due(
     log: ObjectLog,
     *,
     now_ms: int,
+    moment: ObjectMoment | None = None,
     force: bool = False,
     chosen: Callable[[StoreState], list[str]] = fresh_objects,
     check_abort: Callable[[], None] = lambda: None,
@@ -44,12 +45,12 @@ def regroup_due(
 
     With `force` it takes only those that are `chosen` of a state, in the order of their commits. A
     damaged or missing object is left as it is, and `on_damaged` receives its name and the fault.
-    Raises StorageError.
+    `moment` is the log as of now, if it is known already. Raises StorageError.
     """
     done: list[Regrouped] = []
     damaged: set[str] = set()
-    state = log.store_state()
-    if not (chosen(state) if force else ObjectMoment(log, state, now_ms).regroup.is_due):
+    moment = moment or ObjectMoment(log, log.store_state(), now_ms)
+    if not (chosen(moment.store) if force else moment.regroup.is_due):
         return done
     with log.claim(_REGROUP, now_ms=now_ms) as is_mine:
         while is_mine or force:

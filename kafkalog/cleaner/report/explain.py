@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.cleaner.plan import OBSTACLES, Why, unknown_configs
 from kafkalog.cleaner.report.judged import Judged, judged
-from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout
@@ -23,7 +22,6 @@ from kafkalog.storage_engine.fs import files
 if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment
     from kafkalog.storage_engine.format.batch import BatchHeader
-    from kafkalog.storage_engine.log.log import Log
 
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
@@ -75,12 +73,7 @@ class Explanation:
         return "is not cleaned now" if codes & _REFUSALS else "is not due"
 
 
-def explain(log: Log, topic: str | None, now_ms: int) -> list[Explanation]:
-    """Explain each partition of a topic, or of all (None); raises UnknownTopicError."""
-    return explanations(moment_of(log, now_ms), topic)
-
-
-def explanations(moment: Moment, topic: str | None) -> list[Explanation]:
+def explain(moment: Moment, topic: str | None = None) -> list[Explanation]:
     """Explain each partition of a topic, or of all, at one moment; raises UnknownTopicError."""
     return [
         _unreadable(moment, known.name, partition, found)

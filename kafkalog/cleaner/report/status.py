@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.report.explain import reason_of
 from kafkalog.cleaner.report.judged import Judged, judged
-from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import LastCleaning
 from kafkalog.cleaner.state.uncleanable import fault_reason
 from kafkalog.storage_engine.metadata.config import TopicConfig
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.shelf import Moment
-    from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.state import TopicState
 
 
@@ -59,16 +57,11 @@ class PartitionStatus:
     """Who has followed the log up to a lower offset only may have missed a deletion."""
 
 
-def status(log: Log, now_ms: int, topic: str | None = None) -> list[PartitionStatus]:
+def status(moment: Moment, topic: str | None = None) -> list[PartitionStatus]:
     """Return the status of every partition, in one topic or all; raises UnknownTopicError.
 
     A partition that cannot be read has the reason in its status.
     """
-    return statuses(moment_of(log, now_ms), topic)
-
-
-def statuses(moment: Moment, topic: str | None = None) -> list[PartitionStatus]:
-    """Return the status of every partition at one moment, as `status` does."""
     return [
         _unreadable(known.name, partition, known, found)
         if isinstance(found, Exception)

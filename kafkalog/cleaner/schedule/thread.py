@@ -24,7 +24,7 @@ from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.cleaner.shelves import shelf_of
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError, KafkaLogError
-from kafkalog.storage_engine.fs.clock import now_ms
+from kafkalog.storage_engine.fs import clock as fs_clock
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.log.log import Log
@@ -35,14 +35,15 @@ _log = logging.getLogger(__name__)
 class CleanerThread:
     """Start and stop the threads; any number of processes may clean the same log.
 
-    After a stop it can be started again; the counters continue. `clock` returns epoch milliseconds.
+    After a stop it can be started again; the counters continue. `clock` returns epoch milliseconds;
+    None for the system's.
     """
 
     def __init__(
         self,
         log: Log,
         config: CleanerConfig | None = None,
-        clock: Callable[[], int] = now_ms,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self.cleanings = 0
         """Rounds that succeeded."""
@@ -65,7 +66,7 @@ class CleanerThread:
         """When a thread last searched for work (epoch ms)."""
         self._log = log
         self._config = CleanerConfig() if config is None else config
-        self._clock = clock
+        self._clock = fs_clock.now_ms if clock is None else clock
         self._throttler = Throttler(self._config.io_max_bytes_per_second)
         self._lock = threading.Lock()
         self._stop = threading.Event()

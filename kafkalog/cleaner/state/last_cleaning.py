@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
 
 EARLIER: Final = "earlier"
-"""The name of the earlier cleanings' figures, latest first; older files lack it."""
+"""The name of the earlier cleanings' figures, latest first, if there are any."""
 KEPT: Final = 32
 """Number of cleanings to remember."""
 
@@ -43,9 +43,7 @@ class LastCleaning:
     """Tombstones that wait for their delete horizon."""
 
 
-def write_last_cleaning(
-    notes: PartitionNotes, stats: CleanerStats, *, ended_ms: int, keeps_earlier: bool = True
-) -> None:
+def write_last_cleaning(notes: PartitionNotes, stats: CleanerStats, *, ended_ms: int) -> None:
     """Write the figures of a cleaning; ignore a disk that refuses them."""
     cleaning = LastCleaning(
         ended_ms=ended_ms,
@@ -60,8 +58,8 @@ def write_last_cleaning(
         tombstones=stats.tombstones_kept,
     )
     content: dict[str, object] = asdict(cleaning)
-    if keeps_earlier:
-        content[EARLIER] = [asdict(one) for one in read_cleanings(notes)[: KEPT - 1]]
+    if earlier := read_cleanings(notes)[: KEPT - 1]:
+        content[EARLIER] = [asdict(one) for one in earlier]
     with files.ignoring():
         notes.write(layout.LAST_CLEANING, packed(content))
 

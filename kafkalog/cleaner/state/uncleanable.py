@@ -50,23 +50,25 @@ def read_uncleanable(notes: PartitionNotes) -> Uncleanable | None:
 
 def mark_uncleanable(
     notes: PartitionNotes,
-    reason: str,
+    fault: Exception,
     config: Mapping[str, str],
     *,
     now_ms: int,
-    is_disk_fault: bool = False,
+    reason: str | None = None,
 ) -> Uncleanable:
-    """Mark a partition, or count another failure; `config` is that of its topic."""
+    """Mark a partition, or count another failure; `config` is that of its topic.
+
+    `reason` says more than the fault does.
+    """
     mark = Uncleanable.after(
-        read_uncleanable(notes), reason, config, now_ms=now_ms, is_disk_fault=is_disk_fault
+        read_uncleanable(notes),
+        fault_reason(fault) if reason is None else reason,
+        config,
+        now_ms=now_ms,
+        is_disk_fault=isinstance(fault, OSError) or isinstance(fault.__cause__, OSError),
     )
     notes.write(layout.UNCLEANABLE, packed(asdict(mark)), or_remember=True)
     return mark
-
-
-def clear_uncleanable(notes: PartitionNotes) -> None:
-    """Remove a partition's mark; raises OSError."""
-    notes.remove(layout.UNCLEANABLE)
 
 
 def fault_reason(fault: Exception) -> str:

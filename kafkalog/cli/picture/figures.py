@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.cleaner.report.explain import explanations
+from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import read_cleanings
 from kafkalog.cli import explain as explain_verb
@@ -48,7 +48,7 @@ def figures(
         "path": path,
         "release": __version__,
         "status": status_rows(path, moment, topic),
-        "partitions": [_partition(moment, each, counts) for each in explanations(moment, topic)],
+        "partitions": [_partition(moment, each, counts) for each in explain(moment, topic)],
     }
 
 

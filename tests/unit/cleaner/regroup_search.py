@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from kafkalog.cleaner.objects.regroup_plan import (
     GET_PRICE,
-    LARGEST,
     OLDEST_MS,
     PUT_PRICE,
     PUTS_PER_OUTPUT,
@@ -25,6 +24,7 @@ from kafkalog.cleaner.objects.regroup_plan import (
     Fresh,
     plan_regroup,
 )
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class Course:
 
     def regroup(self, since: npt.NDArray[np.int64] | int, now: int) -> Numbers:
         """Return what it costs to regroup all that is fresh since a step."""
-        outputs = np.ceil((self.size[now] - self.size[since]) / LARGEST).sum(axis=-1)
+        outputs = np.ceil((self.size[now] - self.size[since]) / SEGMENT_SIZE_MAX).sum(axis=-1)
         count = self.count[now] - self.count[since]
         whole = (PUTS_PER_OUTPUT * outputs + 1) * PUT_PRICE + (count + 1) * GET_PRICE
         return np.asarray(np.where(count > 0, whole, 0.0))

@@ -10,6 +10,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.dedup.presence import is_cleaner_running
 from kafkalog.cleaner.report.explain import Explanation, Reason, explain
 from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -23,7 +24,7 @@ NOW = 1_700_000_000_000
 
 
 def told(engine: DirectoryLog, now_ms: int = NOW) -> Explanation:
-    (explanation,) = explain(engine, "t", now_ms)
+    (explanation,) = explain(moment_of(engine, now_ms), "t")
     return explanation
 
 
@@ -86,7 +87,7 @@ def test_no_default_is_said_of_a_brokers_topic(
         sentences = [one.sentence for one in told(engine).findings]
         assert told(engine).findings[0].code == "broker"
         assert (codes(engine)[1:] == ["unknown"]) == (ratio is None)
-        told_status = status(engine, NOW)[0]
+        told_status = status(moment_of(engine, NOW))[0]
         assert told_status.reason is None or told_status.reason in sentences
     text = " ".join(sentences)
     assert not {"GiB", "days"} & {*text.replace(")", "").split()}

@@ -6,7 +6,6 @@ of transactions are in test_transactions.py, those of the offset map in test_log
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from kafkalog.cleaner.schedule.manager import clean
@@ -98,19 +97,3 @@ def test_a_group_with_more_offsets_than_a_segment_can_tell_becomes_two(tmp_path:
     assert log.offsets() == [100, MAX + 9, MAX + 10, MAX + 11]
     assert [s.base_offset for s in segments(log)] == [0, 101, MAX + 12]
     assert clean(engine, force=True, now_ms=1) == []
-
-
-# --- deletions -----------------------------------------------------------------------------------
-
-
-def test_the_time_of_a_round_is_one_for_all_its_groups(tmp_path: Path) -> None:
-    """C41"""
-    log = Log.create(tmp_path, segment_bytes="75")
-    for key in range(4):
-        log.data(key, tombstones=True)
-        log.roll()
-    log.clean(NOW, check_abort=lambda: time.sleep(0.002))
-    assert {b.horizon for b in log.batches()} == {NOW + DAY}
-
-
-# --- damage --------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import fcntl
 import os
 import re
 import struct
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -16,7 +15,7 @@ from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, retain, sweep
-from kafkalog.cleaner.shelf import CleaningAborted
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
@@ -26,7 +25,7 @@ from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.ownership.release import release
 from tests.builders.log_builder import LogBuilder
 from tests.other_platform import needs_linux
-from tests.unit.cleaner.naive import batch, dump, latest_values, offsets, records_of
+from tests.unit.cleaner.naive import batch, dump, offsets, records_of
 from tests.unit.rules.acts import eventually
 from tests.unit.storage_engine.faults import LyingPages
 
@@ -83,7 +82,7 @@ def test_an_error_while_writing_leaves_the_log_as_it_was(
     assert not list((tmp_path / "t-0").glob("*.cleaned"))
     assert dump(engine) == before
     assert engine.describe("t").partitions[0].cleaned_to == 0
-    assert [s.state for s in status(engine, 1)] == ["uncleanable"]
+    assert [s.state for s in status(moment_of(engine, 1))] == ["uncleanable"]
     monkeypatch.undo()
     assert clean(engine, now_ms=1_000 + MINUTE)[0].error is None
 
@@ -142,77 +141,7 @@ def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path)
     assert offsets(dump(engine)) == [6, 7, 8, 9]
 
 
-def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    before = dump(engine)
-
-    def stop() -> None:
-        raise CleaningAborted("asked to")
-
-    assert clean(engine, now_ms=1, check_abort=stop) == []
-    assert dump(engine) == before
-    assert [s.state for s in status(engine, 1)] == ["dirty"]
-
-
-# --- several cleaners ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_cleaners_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t", min_cleanable_dirty_ratio="0")
-    stop = threading.Event()
-    faults: list[BaseException] = []
-
-    def run(work: Callable[[DirectoryLog], object]) -> None:
-        try:
-            with DirectoryLog(tmp_path) as other:
-                while not stop.is_set():
-                    work(other)
-        except BaseException as fault:
-            faults.append(fault)
-
-    def force(other: DirectoryLog) -> None:
-        for stats in clean(other, force=True, now_ms=5):
-            if stats.error is not None:
-                raise AssertionError(stats.error)
-
-    def look(other: DirectoryLog) -> None:
-        found = latest_values(records_of(dump(other)))
-        assert set(found) >= {b"a", b"b"}
-
-    threads = [threading.Thread(target=run, args=(work,)) for work in (force, force, look)]
-    for thread in threads:
-        thread.start()
-    for i in range(40):
-        engine.append("t", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert faults == []
-    clean(engine, force=True, now_ms=5)
-    found = records_of(dump(engine))
-    assert len(found) == 42
-    assert latest_values(found)[b"a"] == (88, b"new 39")
-
-
-# --- the thread ----------------------------------------------------------------------------------
-
-
-def test_an_error_of_the_clock_does_not_end_the_thread(tmp_path: Path) -> None:
-    calls = []
-
-    def clock() -> int:
-        calls.append(1)
-        if len(calls) < 3:
-            raise OSError("no time")
-        return 1_000
-
-    engine = filled(tmp_path, "t")
-    thread = CleanerThread(engine, CleanerConfig(backoff_ms=1), clock=clock)
-    thread.start()
-    eventually(lambda: thread.cleanings == 1)
-    thread.stop()
-    assert thread.failures == 2
+# --- settings ------------------------------------------------------------------------------------
 
 
 def test_the_settings_are_checked(tmp_path: Path) -> None:
@@ -232,7 +161,7 @@ def test_deletions_of_a_log_that_somebody_else_has_cleaned_go(tmp_path: Path) ->
     release(tmp_path, now_ms=500)
     adopt(tmp_path, config={"t": {"cleanup.policy": "compact", **config}}, now_ms=500)
     engine = DirectoryLog(tmp_path)
-    assert status(engine, 500)[0].state == "dirty"
+    assert status(moment_of(engine, 500))[0].state == "dirty"
     assert [stats.error for stats in clean(engine, now_ms=500)] == [None]
     assert clean(engine, now_ms=600) == []
     assert [stats.error for stats in clean(engine, now_ms=5000)] == [None]

@@ -17,7 +17,7 @@ from kafkalog.cleaner.metrics import CleanerMetrics, served
 from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import mark_uncleanable
-from kafkalog.errors import InvalidInputError
+from kafkalog.errors import InvalidInputError, KafkaLogError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from tests.builders.log_builder import LogBuilder
@@ -145,7 +145,7 @@ def test_time_since_the_last_run_goes_on(tmp_path: Path) -> None:
 
 def test_uncleanable_partitions_are_counted_with_their_dirty_bytes(tmp_path: Path) -> None:
     engine = log(tmp_path)
-    mark_uncleanable(DirectoryNotes(tmp_path / "t-0"), "damage", {}, now_ms=NOW)
+    mark_uncleanable(DirectoryNotes(tmp_path / "t-0"), KafkaLogError("damage"), {}, now_ms=NOW)
     dirty = sum(path.stat().st_size for path in sorted((tmp_path / "t-0").glob("*.log"))[:-1])
     with served(engine, CleanerThread(engine), 0) as port:
         root = str(tmp_path)

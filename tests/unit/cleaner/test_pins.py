@@ -15,6 +15,7 @@ from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.rewrite import round as round_module
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.manager import clean as cleaner_package
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
@@ -89,19 +90,21 @@ def test_a_background_cleaner_finds_nothing_due_above_a_pin(tmp_path: Path) -> N
     append(engine, "new")
 
     assert clean(engine, now_ms=NOW) == []
-    (told,) = explain(engine, "t", NOW)
+    (told,) = explain(moment_of(engine, NOW), "t")
     (finding,) = [one for one in told.findings if one.code == "pin"]
     assert "pinned a snapshot at offset 0" in finding.sentence
     assert finding.until_ms == NOW + LEASE_MS
     assert told.findings[0] == finding
-    assert "pin" not in [one.code for one in explain(engine, "t", NOW + LEASE_MS)[0].findings]
+    assert "pin" not in [
+        one.code for one in explain(moment_of(engine, NOW + LEASE_MS), "t")[0].findings
+    ]
 
 
 def test_what_a_pin_cannot_hold_back_is_not_told(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine
     append(engine, "old")
     pinned(engine)
-    (told,) = explain(engine, "t", NOW)
+    (told,) = explain(moment_of(engine, NOW), "t")
     assert "pin" not in [one.code for one in told.findings]
 
 
@@ -290,7 +293,7 @@ def test_of_a_pin_whose_lease_is_over_no_end_is_told(
     pinned(engine, held=held)
     append(engine, "old")
     append(engine, "new")
-    (told,) = explain(engine, "t", NOW + LEASE_MS)
+    (told,) = explain(moment_of(engine, NOW + LEASE_MS), "t")
     (finding,) = [one for one in told.findings if one.code == "pin"]
     assert "no cleaning goes past that as long as a task reads it." in finding.sentence
     assert finding.until_ms is None

@@ -19,6 +19,7 @@ from kafkalog.cleaner.directory.pause import abort_and_pause, is_paused
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean, clean_filthiest, retain
 from kafkalog.cleaner.schedule.scheduler import choose
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.notes import DirectoryNotes
 from kafkalog.cleaner.state.uncleanable import read_uncleanable
 from kafkalog.errors import InvalidInputError
@@ -27,11 +28,9 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.metadata.checkpoints import read_offset_checkpoint
 from kafkalog.storage_engine.segment.segments import list_segments
-from tests.builders.batch_builder import CONTROL, TRANSACTIONAL
 from tests.builders.log_contents import first_dirty
 from tests.unit.cleaner.naive import batch, dump, foreign_log, latest_values, offsets, records_of
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
-from tests.unit.cleaner.transactional_log import Log
 
 MINUTE = 60_000
 
@@ -50,21 +49,6 @@ def running(engine: DirectoryLog, clock: list[int] | None = None) -> Iterator[Cl
 # --- threads that died ---------------------------------------------------------------------------
 
 
-def test_a_partition_that_fails_leaves_the_thread_and_the_others_alone(tmp_path: Path) -> None:
-    """KAFKA-7215: one bad partition was the end of all cleaning"""
-    engine = filled(tmp_path, "bad", "good", min_cleanable_dirty_ratio="0.1")
-    corrupt(engine, "bad")
-    with running(engine) as thread:
-        for i in range(3):
-            eventually(lambda: status(engine, 1_000)[1].state == "not due")
-            assert thread.is_alive
-            for j in range(5):
-                engine.append("good", [("a", f"{i}"), ("b", f"{j}")], now_ms=1_000)
-        eventually(lambda: status(engine, 1_000)[1].state == "not due")
-        assert (thread.deaths, thread.failures) == (0, 1)
-    assert status(engine, 1_000)[0].state == "uncleanable"
-
-
 @pytest.mark.parametrize("fault", ["no directory", "no plan", "no segment"])
 def test_a_partition_that_cannot_even_be_looked_at_does_not_end_the_thread(
     tmp_path: Path, fault: str
@@ -80,27 +64,10 @@ def test_a_partition_that_cannot_even_be_looked_at_does_not_end_the_thread(
         for path in directory.glob("*.log"):
             path.unlink()
     with running(engine) as thread:
-        eventually(lambda: status(engine, 1_000, topic="good")[0].state == "not due")
+        eventually(lambda: status(moment_of(engine, 1_000), topic="good")[0].state == "not due")
         assert thread.is_alive
         assert thread.deaths == 0
     assert offsets(dump(engine, "good")) == [6, 7, 8, 9]
-
-
-def test_a_control_batch_without_a_record_does_not_end_the_thread(tmp_path: Path) -> None:
-    """KAFKA-7467"""
-    log = Log.create(tmp_path, segment_bytes="75")
-    for i in range(4):
-        log.data(1)
-        empty = batch(log.end, [("", "")], producer=3, attributes=TRANSACTIONAL | CONTROL)
-        log._append(type(empty)(**{**vars(empty), "records": ()}))
-        log.data(2 + i % 2)
-    with running(log.engine) as thread:
-        eventually(lambda: thread.cleanings > 0)
-        eventually(lambda: status(log.engine, 1_000)[0].state == "not due")
-        assert (thread.deaths, thread.failures) == (0, 0)
-    data = [item for item in dump(log.engine) if not item.attributes & CONTROL]
-    found = latest_values(records_of(data))
-    assert {key: offset for key, (offset, _) in found.items()} == {b"1": 9, b"2": 8, b"3": 11}
 
 
 def test_no_memory_for_one_key_is_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -117,21 +84,6 @@ def test_no_memory_for_one_key_is_refused_before_anything_runs(tmp_path: Path) -
 
 
 # --- partitions in quarantine --------------------------------------------------------------------
-
-
-def test_a_partition_that_failed_is_tried_again_without_a_restart(tmp_path: Path) -> None:
-    """LinkedIn 535: in Kafka it is left alone until the broker restarts"""
-    engine = filled(tmp_path, "t")
-    repair = corrupt(engine, "t")
-    clock = [1_000]
-    with running(engine, clock) as thread:
-        eventually(lambda: thread.failures == 1)
-        clock[0] += MINUTE
-        eventually(lambda: thread.failures == 2)
-        repair()
-        clock[0] += 2 * MINUTE
-        eventually(lambda: thread.cleanings == 1)
-    assert read_uncleanable(DirectoryNotes(tmp_path / "t-0")) is None
 
 
 def test_a_fault_is_found_by_one_cleaner_of_several(
@@ -158,18 +110,6 @@ def test_a_fault_is_found_by_one_cleaner_of_several(
     assert were_locked == [True]
     mark = read_uncleanable(DirectoryNotes(tmp_path / "t-0"))
     assert mark is not None and mark.failures == 1
-
-
-def test_a_changed_config_ends_the_quarantine(tmp_path: Path) -> None:
-    """KAFKA-19895"""
-    engine = filled(tmp_path, "t")
-    repair = corrupt(engine, "t")
-    with running(engine) as thread:
-        eventually(lambda: thread.failures == 1)
-        repair()
-        engine.alter_topic("t", {"max.message.bytes": "2000000"})
-        eventually(lambda: thread.cleanings == 1)
-    assert [s.state for s in status(engine, 1_000)] == ["not due"]
 
 
 # --- where the dirty section begins --------------------------------------------------------------

@@ -29,7 +29,6 @@ from tests.unit.cleaner.naive import (
     dump,
     foreign_log,
     latest_values,
-    naive_clean,
     offsets,
     records_of,
 )
@@ -84,47 +83,6 @@ def test_the_memory_of_the_offset_map_is_free_when_the_segments_are_written(
     finally:
         gc.enable()
     assert left == {False}
-
-
-@pytest.mark.parametrize("slots", [3, 30, 200])
-@pytest.mark.parametrize("seed", range(3))
-def test_round_after_round_leaves_what_the_naive_cleaner_leaves_in_any_memory(
-    tmp_path: Path, seed: int, slots: int
-) -> None:
-    rng = random.Random(seed)
-    engine = written(tmp_path, seed, commits=1)
-    config = CleanerConfig(dedupe_buffer_size=24 * slots, merge_batches=False)
-    expected: list[Batch] = []
-    first_dirty = end = 0
-    for now in (1_000, 1_400, 1_600, 5_000):
-        log = LogBuilder(engine, now_ms=now)
-        log.random_commits(rng, rng.randrange(20), keys=300, rows_max=24)
-        expected += [b for b in dump(engine) if b.base >= end]
-        end = engine.offsets("t")[0][1]
-        for stats in clean(engine, "t", force=True, now_ms=now, config=config):
-            assert (stats.error, stats.rounds) == (None, 1)
-        expected = naive_clean(
-            expected, first_dirty, end, now=now, retention=500, high_watermark=end
-        )
-        assert dump(engine) == expected
-        assert spill_files(engine) == []
-        first_dirty = end
-
-
-def test_without_spilling_there_are_kafkas_rounds_with_the_same_end(tmp_path: Path) -> None:
-    engine = written(tmp_path, 1)
-    before = records_of(dump(engine))
-    config = CleanerConfig(dedupe_buffer_size=24 * 30, spill=False)
-    stats = cleaned(engine, 1_000, config)
-    assert (stats.rounds > 5, stats.spilled_bytes) == (True, 0)
-    assert latest_values(records_of(dump(engine))) == latest_values(before)
-    assert len(records_of(dump(engine))) == len(latest_values(before))
-
-
-def test_spilling_is_told_in_the_statistics(tmp_path: Path) -> None:
-    stats = cleaned(written(tmp_path, 1), 1_000)
-    assert stats.rounds == 1
-    assert 24 * 27 < stats.spilled_bytes <= 24 * stats.map_records_read
 
 
 # --- deaths --------------------------------------------------------------------------------------

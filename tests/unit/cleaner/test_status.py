@@ -8,6 +8,7 @@ import pytest
 
 from kafkalog.cleaner import CleanerStats
 from kafkalog.cleaner.report.status import status
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.cleaner.state.last_cleaning import (
     KEPT,
     LastCleaning,
@@ -40,9 +41,9 @@ def test_a_disk_that_takes_no_last_cleaning_costs_nothing_else(tmp_path: Path) -
 def test_status_of_one_topic_is_that_of_its_partitions(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=100).engine
     engine.create_topic("u", 3)
-    assert [one.partition for one in status(engine, NOW, "u")] == [0, 1, 2]
+    assert [one.partition for one in status(moment_of(engine, NOW), "u")] == [0, 1, 2]
     with pytest.raises(UnknownTopicError):
-        status(engine, NOW, "v")
+        status(moment_of(engine, NOW), "v")
 
 
 def test_the_cleanings_before_the_last_are_remembered_up_to_a_number(tmp_path: Path) -> None:
@@ -59,9 +60,7 @@ def test_what_a_release_that_remembered_one_cleaning_wrote_is_read(tmp_path: Pat
     write_last_cleaning(DirectoryNotes(tmp_path), CleanerStats("t", 0), ended_ms=NOW)
     path = tmp_path / layout.LAST_CLEANING
     told = json.loads(path.read_bytes())
+    assert "earlier" not in told
     for earlier in ({}, {"earlier": None}, {"earlier": [1, {}]}):
-        del told["earlier"]
-        told |= earlier
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps({**told, **earlier}))
         assert [one.ended_ms for one in read_cleanings(DirectoryNotes(tmp_path))] == [NOW]
-        told.setdefault("earlier", [])

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -23,6 +23,7 @@ from kafkalog.cleaner.key_index.key_lookup import KeyLookup
 from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.objects.fetched_objects import FetchedObjects
 from kafkalog.cleaner.objects.object_moment import ObjectMoment
+from kafkalog.cleaner.objects.object_round import ObjectRound
 from kafkalog.cleaner.schedule import manager
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.schedule.scheduler import choose
@@ -40,6 +41,10 @@ from kafkalog.storage_engine.object_store.store_state import stored_names
 from tests.unit.rules.acts import eventually
 from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
 from tests.unit.storage_engine.store_log import Impatient, new_object_log
+
+if TYPE_CHECKING:
+    from kafkalog.cleaner.rewrite.groups import RewrittenGroup
+    from kafkalog.storage_engine.object_store.client import ObjectClient
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -782,6 +787,69 @@ def test_the_sink_warns_of_fresh_objects_and_a_commit_regroups_them_at_the_limit
     log.append("t", [("k", "v")], now_ms=NOW_MS)
     assert (log.store_state().fresh, len(log.store_state().objects)) == (0, 1)
     assert log.offsets("t") == {0: (0, before[0][1] + 1)}
+
+
+def test_an_object_is_read_while_it_is_fetched_and_its_last_byte_once_it_has_ended(
+    tmp_path: Path,
+) -> None:
+    class Slow:
+        """A client whose objects come in two pieces, the second one when it may."""
+
+        address = new_object_log().address
+        may_end = threading.Event()
+
+        def pieces(self, name: str, size: int) -> Iterator[memoryview]:
+            yield memoryview(b"12345")
+            self.may_end.wait()
+            yield memoryview(b"678")
+            if name == "longer":
+                raise StorageError("expected 8 bytes, found more")
+
+    client = Slow()
+    with contextlib.closing(
+        FetchedObjects(cast("ObjectClient", client), tmp_path, {"whole": 8, "longer": 8})
+    ) as objects:
+        assert [objects.read(name, 4, 1) for name in ("whole", "longer")] == [b"2345"] * 2
+        client.may_end.set()
+        assert objects.read("whole", 100, 5) == b"678"
+        assert objects.read("longer", 2, 5) == b"67"
+        for _ in range(2):
+            with pytest.raises(StorageError, match="found more"):
+                objects.read("longer", 3, 5)
+
+
+def test_an_idle_look_plans_each_partition_once(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 3, {"min.cleanable.dirty.ratio": "1"})
+    fill(log, 3)
+    planned: list[tuple[str, int]] = []
+    plan = ObjectMoment._plan
+
+    def counted(self: ObjectMoment, topic: str, partition: int) -> Any:
+        planned.append((topic, partition))
+        return plan(self, topic, partition)
+
+    monkeypatch.setattr(ObjectMoment, "_plan", counted)
+    assert manager.clean_filthiest(log, now_ms=NOW_MS) is None
+    assert sorted(planned) == [("t", 0), ("t", 1), ("t", 2)]
+
+
+def test_an_output_is_an_object_soon_and_its_files_and_gaps_are_gone(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log.create_topic("t", 1, {"segment.bytes": "400"})
+    fill(log, commits=30)
+    expected, counts, add = latest(log), list[int](), ObjectRound.add_finished
+
+    def counted(self: ObjectRound, group: RewrittenGroup) -> None:
+        counts.append(len([*self.scratch.glob(f"*{layout.LOG}{layout.CLEANED}")]))
+        add(self, group)
+
+    monkeypatch.setattr(ObjectRound, "add_finished", counted)
+    (stats,) = run(log)
+    assert stats.segments_after > 8 and max(counts) <= 3
+    assert records(log) == expected
 
 
 def test_each_object_has_a_file_of_its_own_and_is_fetched_once(

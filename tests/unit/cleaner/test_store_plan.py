@@ -7,9 +7,7 @@ import dataclasses
 import pytest
 
 from kafkalog.cleaner.objects.regroup_plan import (
-    FRESH_MAX,
     GET_PRICE,
-    LARGEST,
     OLDEST_MS,
     PUT_PRICE,
     READ_PRICE,
@@ -18,6 +16,8 @@ from kafkalog.cleaner.objects.regroup_plan import (
     mergeable,
     plan_regroup,
 )
+from kafkalog.storage_engine.object_store.object_log import FRESH_MAX
+from kafkalog.storage_engine.object_store.segment_object import SEGMENT_SIZE_MAX
 from tests.unit.cleaner.regroup_search import Course, Workload, cheapest, planned
 
 NOW_MS = 10**12
@@ -84,10 +84,10 @@ def test_the_figures_of_a_regroup_are_in_dollars() -> None:
 
 
 def test_eight_neighbours_of_one_size_class_are_merged() -> None:
-    assert mergeable([LARGEST, *[9 << 20] * 8]) == (1, 9)
+    assert mergeable([SEGMENT_SIZE_MAX, *[9 << 20] * 8]) == (1, 9)
     assert mergeable([9 << 20] * 7 + [1 << 20] * 8) == (7, 15)
     assert mergeable([9 << 20] * 4 + [1 << 10] + [9 << 20] * 7) == (0, 0)
-    assert mergeable([LARGEST] * 20) == (0, 0)
+    assert mergeable([SEGMENT_SIZE_MAX] * 20) == (0, 0)
     assert mergeable([10, 60_000] * 4) == (0, 8)
     assert mergeable([9 << 20] * 4 + [None] + [9 << 20] * 7) == (0, 0)
 

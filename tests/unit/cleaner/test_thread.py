@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule import thread as thread_module
 from kafkalog.cleaner.schedule.manager import clean_filthiest
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError
-from kafkalog.inspection.verify import log_size
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from tests.unit.cleaner.naive import dump, latest_values, offsets, records_of
+from tests.unit.cleaner.naive import dump, offsets
 from tests.unit.cleaner.test_manager import corrupt, eventually, filled
 
 QUICK = CleanerConfig(backoff_ms=5)
@@ -81,77 +80,11 @@ def test_threads_share_the_buffers() -> None:
         CleanerConfig(threads=4, dedupe_buffer_size=191)
 
 
-@pytest.mark.slow
-def test_threads_and_writers_at_the_same_time_agree(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "a", "b", min_cleanable_dirty_ratio="0")
-    with running(engine, CleanerConfig(threads=4, backoff_ms=1)) as thread:
-        for i in range(60):
-            engine.append("a" if i % 2 else "b", [("a", f"new {i}"), (f"k{i}", "x")], now_ms=1)
-        eventually(lambda: all(s.state != "dirty" for s in status(engine, 1_000)))
-    assert (thread.failures, thread.deaths) == (0, 0)
-    for topic, last in (("a", 59), ("b", 58)):
-        found = latest_values(records_of(dump(engine, topic)))
-        assert found[b"a"] == (68, f"new {last}".encode())
-        assert len(found) == 2 + 30
-
-
-def test_a_partition_that_another_one_cleaned_meanwhile_is_not_cleaned_again(
-    tmp_path: Path,
-) -> None:
-    engine = filled(tmp_path, "t")
-
-    def be_quicker(_: object) -> None:
-        assert clean_filthiest(engine, now_ms=1_000) is not None
-        engine.append("t", [("a", "x"), ("b", "x")], now_ms=1_000)  # work, but not enough to be due
-
-    assert clean_filthiest(engine, now_ms=1_000, watch=be_quicker) is None
-    assert engine.describe("t").partitions[0].first_dirty_offset == 8
-
-
 # --- death ---------------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
     """Nothing that a thread handles."""
-
-
-def test_a_thread_that_dies_is_counted_and_replaced(tmp_path: Path) -> None:
-    """LogCleanerIntegrationTest.testIsThreadFailed"""
-    engine = filled(tmp_path, "t")
-    calls = 0
-
-    def clock() -> int:
-        nonlocal calls
-        calls += 1
-        if calls <= 3:
-            raise Killed
-        return 1_000
-
-    thread = CleanerThread(engine, QUICK, clock=clock)
-    assert (thread.deaths, thread.dead_threads) == (0, 0)
-    thread.start()
-    eventually(lambda: thread.cleanings == 1)
-    assert (thread.deaths, thread.dead_threads, thread.is_alive) == (3, 0, True)
-    thread.stop()
-    assert (thread.deaths, thread.dead_threads, thread.is_alive) == (3, 0, False)
-
-
-def test_the_death_of_one_thread_leaves_the_others_at_work(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    doomed: list[int] = []
-
-    def clock() -> int:
-        if not doomed:
-            doomed.append(threading.get_ident())
-            raise Killed
-        return 1_000
-
-    thread = CleanerThread(engine, CleanerConfig(threads=2, backoff_ms=10**6), clock=clock)
-    thread.start()
-    eventually(lambda: thread.cleanings == 1 and thread.deaths == 1)
-    started = time.monotonic()
-    thread.stop()  # at once, though the new thread still pauses
-    assert time.monotonic() - started < 60
 
 
 def test_where_no_thread_can_be_had_the_dead_are_told_until_the_next_start(
@@ -189,42 +122,6 @@ def test_where_no_thread_can_be_had_the_dead_are_told_until_the_next_start(
 # --- other settings ------------------------------------------------------------------------------
 
 
-def test_other_settings_take_hold_while_it_runs_and_counters_stay(tmp_path: Path) -> None:
-    """LogCleanerTest.testMetricsActiveAfterReconfiguration, ...ParameterizedIntegrationTest
-    .cleanerConfigUpdateTest
-    """
-    engine = filled(tmp_path, "t")
-    with running(engine) as thread:
-        eventually(lambda: thread.cleanings == 1)
-        before = {t for t in threading.enumerate() if t.name == "kafkalog-cleaner"}
-        thread.reconfigure(CleanerConfig(threads=2, backoff_ms=5))
-        after = {t for t in threading.enumerate() if t.name == "kafkalog-cleaner"}
-        assert thread.is_alive and len(after) == 2 and not before & after
-        assert (thread.cleanings, thread.config.threads) == (1, 2)
-        for i in range(4):
-            engine.append("t", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-        eventually(lambda: thread.cleanings == 2)
-        assert thread.dead_threads == thread.deaths == 0
-
-
-@pytest.mark.parametrize(("now", "then", "allowed"), [
-    (1, 0, False), (1, 2, True), (1, 3, False), (4, 1, False), (4, 2, True), (5, 2, True),
-    (4, 8, True), (4, 9, False),
-])  # fmt: skip
-def test_a_number_of_threads_is_at_most_doubled_or_halved(
-    tmp_path: Path, now: int, then: int, allowed: bool
-) -> None:
-    thread = CleanerThread(DirectoryLog(tmp_path), CleanerConfig(threads=now))
-    if allowed:
-        thread.reconfigure(CleanerConfig(threads=then))
-        assert thread.config.threads == then
-    else:
-        with pytest.raises(InvalidInputError, match="threads"):
-            thread.reconfigure(CleanerConfig(threads=then))
-        assert thread.config.threads == now
-    assert not thread.is_alive
-
-
 def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
     """LogCleanerTest.testReconfigureLogCleanerIoMaxBytesPerSecond"""
     engine = filled(tmp_path, "t")
@@ -239,34 +136,6 @@ def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
         assert time.monotonic() - started < 60
         eventually(lambda: thread.cleanings == 1)
     assert thread.failures == 0
-
-
-# --- without compaction --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "config", [CleanerConfig(enable=False, backoff_ms=5), CleanerConfig(threads=0, backoff_ms=5)]
-)
-def test_without_the_cleaner_nothing_is_compacted_and_retention_goes_on(
-    tmp_path: Path, config: CleanerConfig
-) -> None:
-    engine = filled(tmp_path, "compacted")
-    engine.create_topic("old", 1, {"cleanup.policy": "delete", "retention.ms": "1"})
-    engine.append("old", [("a", "1")], now_ms=1)
-    with running(engine, config) as thread:
-        eventually(lambda: thread.segments_deleted == 1)
-    assert thread.cleanings == 0
-    assert len(offsets(dump(engine, "compacted"))) == 10
-
-
-def test_without_the_cleaner_compacted_topics_are_not_retained_either(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t", cleanup_policy="compact,delete", retention_ms="1")
-    engine.create_topic("old", 1, {"cleanup.policy": "delete", "retention.ms": "1"})
-    engine.append("old", [("a", "1")], now_ms=1)
-    engine.append("t", [("a", "1")], now_ms=1)
-    with running(engine, CleanerConfig(enable=False, backoff_ms=5)) as thread:
-        eventually(lambda: thread.segments_deleted == 1)
-    assert engine.describe("t").partitions[0].log_start_offset == 0
 
 
 # --- what is counted -----------------------------------------------------------------------------
@@ -302,26 +171,6 @@ def test_what_a_broken_off_round_removed_is_counted_and_the_round_too(
     assert cleaner.bytes_removed > 0
 
 
-def test_what_rounds_removed_is_what_the_log_lost(tmp_path: Path) -> None:
-    engine = filled(tmp_path, "t")
-    count, size = len(offsets(dump(engine, "t"))), log_size(tmp_path)
-    with running(engine, CleanerConfig(backoff_ms=5)) as cleaner:
-        eventually(lambda: cleaner.cleanings == 1)
-    assert cleaner.records_removed == count - len(offsets(dump(engine, "t")))
-    assert cleaner.bytes_removed == size - log_size(tmp_path)
-
-
-@pytest.mark.parametrize("read_only", [False, True])
-def test_a_closed_log_answers_no_more(tmp_path: Path, read_only: bool) -> None:
-    filled(tmp_path, "t").close()
-    log = kafkalog.open(tmp_path, read_only=read_only)
-    assert log.status() and log.explain("t")
-    log.close()
-    for ask in (log.status, lambda: log.explain("t")):
-        with pytest.raises(InvalidInputError, match="the log is closed"):
-            ask()
-
-
 # --- faults --------------------------------------------------------------------------------------
 
 
@@ -343,15 +192,15 @@ def test_a_partition_whose_disk_takes_no_mark_does_not_stop_the_others(
         for _ in range(3):
             for i in range(4):
                 engine.append("good", [("a", f"{i}"), ("b", f"{i}")], now_ms=1000)
-            eventually(lambda: status(engine, 1_000)[1].state == "not due")
+            eventually(lambda: status(moment_of(engine, 1_000))[1].state == "not due")
         assert thread.failures == 1  # remembered by this process
-    bad, good = status(engine, 1_000)
+    bad, good = status(moment_of(engine, 1_000))
     assert (bad.state, good.state) == ("uncleanable", "not due")
     assert "checksum" in str(bad.reason)
     monkeypatch.undo()
     engine.delete_topic("bad", now_ms=1)  # a mark is of the directory, not of the name
     filled_again = filled(tmp_path, "bad")
-    assert [s.state for s in status(filled_again, 1_000)] == ["dirty", "not due"]
+    assert [s.state for s in status(moment_of(filled_again, 1_000))] == ["dirty", "not due"]
 
 
 def test_what_was_found_due_is_told(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.offset_map import Uint64s
 from kafkalog.cleaner.key_index.key_index import KeyIndex
-from kafkalog.cleaner.rewrite import unchanged_segments
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.schedule.partition_cleaner import PartitionCleaner
 from kafkalog.cleaner.shelf import CleaningAborted
@@ -21,7 +19,6 @@ from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from tests.builders.log_builder import LogBuilder
-from tests.builders.log_contents import pairs
 
 NEVER = 1 << 60
 CONFIG = {"segment_bytes": 6_000, "delete_retention_ms": 500, "file_delete_delay_ms": 0}
@@ -60,29 +57,6 @@ def inodes(engine: DirectoryLog) -> dict[str, int]:
 
 def indexes(engine: DirectoryLog) -> list[Path]:
     return sorted(engine.partition_directory("t", 0).glob("kl-*.keys"))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_log_is_the_same_whether_segments_are_left_alone_or_written_again(
-    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[tuple[dict[str, bytes], int]] = []
-    for name, worthwhile in (("left", unchanged_segments.WORTHWHILE), ("again", NEVER)):
-        monkeypatch.setattr(unchanged_segments, "WORTHWHILE", worthwhile)
-        rng = random.Random(seed)
-        read = 0
-        with filled(tmp_path / name) as engine:
-            for now in (2_000, 2_200, 2_600, 4_000, 5_000):
-                hot = rng.choice([10, 10, 2_000])
-                rows = [
-                    (f"key-{rng.randrange(hot):05}", None if rng.random() < 0.1 else f"{now}-{n}")
-                    for n in range(rng.randrange(1, 60))
-                ]
-                engine.append("t", rows, now_ms=now)
-                read += cleaned(engine, now).bytes_read
-            found.append((logs(engine), read))
-    assert found[0][0] == found[1][0]
-    assert found[0][1] < found[1][1]
 
 
 def test_the_indexes_of_a_partition_are_made_under_one_secret(tmp_path: Path) -> None:
@@ -159,16 +133,6 @@ def test_a_hash_in_common_is_no_key_in_common(
         cleaned(engine, 2_000)
         same = [name for name, inode in inodes(engine).items() if before.get(name) == inode]
         assert len(same) >= len(before) - 2
-
-
-def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unchanged_segments, "KEYS_MAX", 100)
-    with filled(tmp_path) as engine:
-        engine.append("t", [(f"key-{n:05}", "new") for n in range(300)], now_ms=2_000)
-        assert cleaned(engine, 2_000).records_removed == 300
-        assert len(dict(pairs(engine))) == 2_000
 
 
 def _header(path: Path) -> tuple[object, ...]:

@@ -18,6 +18,7 @@ from kafkalog.cli.picture.counts import Counts
 from kafkalog.cli.picture.figures import figures
 from kafkalog.cli.picture.page import page as make_page
 from kafkalog.cli.picture.server import HOST, Served, serving
+from kafkalog.errors import KafkaLogError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import locks
@@ -322,7 +323,7 @@ def test_the_partitions_of_a_state_can_be_picked_and_are_counted(
 ) -> None:
     mark_uncleanable(
         DirectoryNotes(directory_log_of(log).partition_directory("stock", 1)),
-        "a bad byte",
+        KafkaLogError("a bad byte"),
         {},
         now_ms=NOW_MS,
     )
@@ -341,7 +342,7 @@ def test_a_fault_that_keeps_cleaners_away_and_another_policy_have_colours_of_the
 ) -> None:
     mark_uncleanable(
         DirectoryNotes(directory_log_of(log).partition_directory("stock", 1)),
-        "a bad byte",
+        KafkaLogError("a bad byte"),
         {},
         now_ms=NOW_MS,
     )

@@ -15,6 +15,7 @@ import pytest
 from kafkalog.cleaner.report.explain import explain
 from kafkalog.cleaner.report.status import status
 from kafkalog.cleaner.schedule.manager import clean
+from kafkalog.cleaner.shelves import moment_of
 from kafkalog.datasource import pin, range_reader
 from kafkalog.datasource.batch_reader import KafkaLogBatchReader
 from kafkalog.datasource.offsets import TopicPartition
@@ -422,17 +423,17 @@ def test_no_cleaning_begins_as_long_as_a_changelog_is_read(tmp_path: Path) -> No
         reading = reader.read(partitions[0])
         next(reading)
         assert clean(engine, "t", now_ms=now_ms) == []
-        (told,) = explain(engine, "t", now_ms)
+        (told,) = explain(moment_of(engine, now_ms), "t")
         assert told.answer == "is not due"
         assert told.findings[0].code == "pin"
         assert "tasks read the changelog of a snapshot of this log" in told.findings[0].sentence
-        assert status(engine, now_ms)[0].state == "not due"
+        assert status(moment_of(engine, now_ms))[0].state == "not due"
 
         engine.alter_topic("t", {"max.compaction.lag.ms": "1000"})
-        assert status(engine, now_ms)[0].state == "dirty"
+        assert status(moment_of(engine, now_ms))[0].state == "dirty"
         engine.alter_topic("t", {"max.compaction.lag.ms": str(2**63 - 1)})
         reading.close()
-        assert status(engine, now_ms)[0].state == "dirty"
+        assert status(moment_of(engine, now_ms))[0].state == "dirty"
         (done,) = clean(engine, "t", now_ms=now_ms)
         assert done.error is None and done.end_offset == 3
 

@@ -120,6 +120,10 @@ class Place(LogBuilder):
         """Open the log as another process does; it is closed with this one."""
         return self._held.enter_context(kafkalog.open(self.where, read_only=read_only))
 
+    def anew(self, directory: Path) -> Place:
+        """Return a new log of the same kind; `directory` is one that does not exist."""
+        return new_place(self.kind, directory)
+
     def reopen(self) -> Self:
         """Close the log, and open it again."""
         self.log.close()

@@ -6,6 +6,8 @@ of transactions are in test_transactions.py, those of the offset map in test_log
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from kafkalog.cleaner import CleanerStats
@@ -326,3 +328,13 @@ def test_a_zero_length_value_is_data(place: Place) -> None:
     for now in (NOW, NOW + 2 * DAY):
         log.clean(now, from_offset=0)
     assert log.offsets() == [0]
+
+
+def test_the_time_of_a_round_is_one_for_all_its_groups(place: Place) -> None:
+    """C41"""
+    log = Written.create(place, segment_bytes=75)
+    for key in range(4):
+        log.data(key, tombstones=True)
+        log.roll()
+    place.make_due(NOW).one_round(NOW, check_abort=lambda: time.sleep(0.002))
+    assert {b.horizon for b in log.batches()} == {NOW + DAY}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 
 import pytest
 
 from kafkalog.cleaner import CleanerConfig, CleanerStats, CleanerThread
+from kafkalog.cleaner.shelf import CleaningAborted
 from kafkalog.errors import InvalidInputError, UnknownTopicError
+from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock
 from tests.builders.log_contents import offsets, pairs
+from tests.unit.cleaner.naive import dump, latest_values, records_of
 from tests.unit.rules.acts import eventually
 from tests.unit.rules.places import DAY_MS, Place
 
@@ -249,7 +254,55 @@ def test_a_partition_that_cannot_be_read_keeps_no_other_from_being_cleaned(place
     assert [stats.error for stats in place.log.clean(now_ms=1 + MINUTE)] == [None]
 
 
+def test_a_cleaning_that_is_asked_to_stop_leaves_the_log_as_it_was(place: Place) -> None:
+    before = dump(filled(place).regroup().engine)
+
+    def stop() -> None:
+        raise CleaningAborted("asked to")
+
+    assert place.one_round(1, check_abort=stop) is None
+    assert dump(place.engine) == before
+    assert place.status(1).state == "dirty"
+
+
 # --- several cleaners ----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_cleaners_and_writers_at_the_same_time_agree(place: Place) -> None:
+    filled(place, min_cleanable_dirty_ratio=0)
+    stop = threading.Event()
+    faults: list[BaseException] = []
+
+    def run(work: Callable[[KafkaLog], object], other: KafkaLog) -> None:
+        try:
+            while not stop.is_set():
+                work(other)
+        except BaseException as fault:
+            faults.append(fault)
+
+    def force(other: KafkaLog) -> None:
+        assert [stats.error for stats in other.clean(force=True, now_ms=5) if stats.error] == []
+
+    def look(other: KafkaLog) -> None:
+        found = latest_values(records_of(dump(other._log)))
+        assert set(found) >= {b"a", b"b"}
+
+    threads = [
+        threading.Thread(target=run, args=(work, place.other())) for work in (force, force, look)
+    ]
+    for thread in threads:
+        thread.start()
+    for i in range(40):
+        place.append(("a", f"new {i}"), (f"k{i}", "x"), now_ms=1)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    place.log.clean(force=True, now_ms=5)
+    found = records_of(dump(place.engine))
+    assert len(found) == 42
+    assert latest_values(found)[b"a"] == (88, b"new 39")
 
 
 def test_a_partition_that_another_cleaner_works_on_is_passed_over(place: Place) -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
+from pathlib import Path
+
 import pytest
 
 from kafkalog.cleaner import CleanerStats
+from kafkalog.storage_engine.format import layout
 from tests.builders.log_contents import pairs
 from tests.unit.cleaner.naive import dump
 from tests.unit.rules.places import Place
 
 COUNT = 1_000
+NEVER = 1 << 60
+MODULE = "kafkalog.cleaner.rewrite.unchanged_segments"
 
 
 @pytest.fixture
 def filled(place: Place) -> Place:
     """Return a clean log of many segments with a key for each record."""
+    return fill(place)
+
+
+def fill(place: Place) -> Place:
     place.topic(segment_bytes=3_000, delete_retention_ms=500, file_delete_delay_ms=0)
     for start in range(0, COUNT, 100):
         rows = [(f"key-{n:05}", f"value-{n}") for n in range(start, start + 100)]
@@ -101,4 +112,38 @@ def test_keys_beyond_the_buffer_and_batches_left_apart_are_cleaned_as_ever(fille
     assert cleaned(filled, 2_100, merge_batches=False).records_removed == 9
     filled.append(*rows[:9])
     assert cleaned(filled, 2_200, dedupe_buffer_size=24 * 4, spill=False).records_removed == 9
+    assert len(dict(pairs(filled.log))) == COUNT
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_log_is_the_same_whether_segments_are_left_alone_or_written_again(
+    place: Place, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name in ("left", "again"):
+        if name == "again":
+            monkeypatch.setattr(f"{MODULE}.WORTHWHILE", NEVER)
+        rng, read = random.Random(seed), 0
+        with contextlib.closing(place.anew(tmp_path / name)) as log:
+            fill(log)
+            for now in (2_000, 2_200, 2_600, 4_000, 5_000):
+                hot = rng.choice([10, 10, COUNT])
+                rows = [
+                    (f"key-{rng.randrange(hot):05}", None if rng.random() < 0.1 else f"{now}-{n}")
+                    for n in range(rng.randrange(1, 60))
+                ]
+                log.append(*rows, now_ms=now)
+                read += cleaned(log, now).bytes_read
+            indexes = [log.sections(s) for s in (layout.INDEX, layout.TIME_INDEX)]
+            found.append((log.bases(), [*log.content().values()], indexes, read))
+    assert found[0][:3] == found[1][:3]
+    assert found[0][3] < found[1][3]
+
+
+def test_so_many_dirty_keys_that_asking_for_them_is_in_vain_are_not_held(
+    filled: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{MODULE}.KEYS_MAX", 100)
+    filled.append(*((f"key-{n:05}", "new") for n in range(300)), now_ms=2_000)
+    assert cleaned(filled, 2_000).records_removed == 300
     assert len(dict(pairs(filled.log))) == COUNT

@@ -33,6 +33,7 @@ import pyarrow as pa
 
 import kafkalog
 from kafkalog.cleaner import plan
+from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 from kafkalog.storage_engine.object_store.stored_segments import stored_segments
 from kafkalog.storage_engine.segment.segments import list_segments
@@ -102,7 +103,7 @@ def histories(scale: int) -> Iterator[History]:
 class Occupied:
     """What each partition of a topic `t` takes: bytes of batches, and segments."""
 
-    def __init__(self, log: kafkalog.KafkaLog, partitions: int) -> None:
+    def __init__(self, log: KafkaLog, partitions: int) -> None:
         self._engine: Any = log._log
         self._partitions = range(partitions)
 
@@ -187,7 +188,7 @@ def measured(history: History, partitions: int, where: str) -> Found:
     return found
 
 
-def note(found: Found, most: Keys, live: npt.NDArray[np.float64], segments: int) -> None:
+def note(found: Found, most: Keys, live: npt.NDArray[Any], segments: int) -> None:
     """Note a turn: the most bytes of each partition that was ever cleaned, and its live ones."""
     found.segments = max(found.segments, segments)
     if len(most):

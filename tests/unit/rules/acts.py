@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import struct
 import time
@@ -11,11 +12,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kafkalog.cleaner import CleanerStats
+from kafkalog.errors import CommitInDoubtError, KafkaLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
 from tests.builders.batch_builder import ABORT, COMMIT, CONTROL, TRANSACTIONAL, Record, end_marker
 from tests.unit.cleaner.naive import Batch, dump, offsets
 from tests.unit.rules.places import Place
+from tests.unit.storage_engine.spoiled_client import Killed, Spoil
 
 Entry = tuple[int, int, int]
 """Producer, first offset, offset of the marker."""
@@ -206,6 +210,25 @@ class Dead(FileSystem):
     def fdatasync(self, fd: int) -> None:
         self._change()
         super().fdatasync(fd)
+
+
+def dies_at(place: Place, step: int, act: Callable[[Place], Any]) -> bool:
+    """Let a process act, and die at a step; return whether it came so far.
+
+    A store needs `SpoiledClient` in the place of its client.
+    """
+    client = getattr(place.engine, "client", None)
+    if client is None:
+        dead = Dead(step)
+        with file_system.replaced(dead), contextlib.suppress(KafkaLogError, OSError):
+            act(place)
+        return dead.lives < 0
+    client.is_spoiled = False
+    client.spoil({step + 1: Spoil.KILLED_BEFORE if step % 2 else Spoil.KILLED_AFTER})
+    with contextlib.suppress(Killed, KafkaLogError, CommitInDoubtError):
+        act(place)
+    client.spoil({})
+    return bool(client.is_spoiled)
 
 
 def utc(time_ms: int) -> str:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
 
 import kafkalog
-from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
+from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.copying.copy import copy
-from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.metadata.state import Change, PartitionState, State
 from kafkalog.storage_engine.object_store import object_log
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.ownership.release import release
 from kafkalog.storage_engine.place import open_log
 from tests.builders.log_builder import NOW_MS
-from tests.unit.rules.acts import Dead
+from tests.unit.rules.acts import dies_at
 from tests.unit.rules.places import DAY_MS, DIRECTORY, HOUR_MS, OBJECTS, Place, new_log, new_place
-from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
+from tests.unit.storage_engine.spoiled_client import SpoiledClient
 
 
 def gone_to(place: Place) -> int:
@@ -117,19 +115,7 @@ def test_a_death_at_any_step_loses_no_deletion_without_a_trace(
     while not is_over:
         place = new_place(kind, tmp_path / f"{step}")
         force(place.topic().append(("a", "1"), ("a", None), ("b", "1")))
-        if kind == DIRECTORY:
-            dead = Dead(step)
-            with file_system.replaced(dead), contextlib.suppress(KafkaLogError, OSError):
-                place.log.clean(now_ms=NOW_MS + DAY_MS)
-            is_over = dead.lives >= 0
-        else:
-            client = place.engine.client
-            client.is_spoiled = False
-            client.spoil({step + 1: Spoil.KILLED_BEFORE if step % 2 else Spoil.KILLED_AFTER})
-            with contextlib.suppress(Killed, KafkaLogError, CommitInDoubtError):
-                place.log.clean(now_ms=NOW_MS + DAY_MS)
-            is_over = not client.is_spoiled
-            client.spoil({})
+        is_over = not dies_at(place, step, lambda place: place.turn(NOW_MS + DAY_MS))
         place.reopen()
         offsets = [row["offset"] for rows in place.log.read("t", 0) for row in rows.to_pylist()]
         seen.add((1 in offsets, gone_to(place)))

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from kafkalog.cleaner.plan import CLOSING_LEAST
-from kafkalog.errors import CommitInDoubtError, KafkaLogError
-from kafkalog.storage_engine.fs import file_system
+from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.object_store import object_log
 from tests.builders.log_builder import NOW_MS
-from tests.unit.rules.acts import KAFKAS, Dead, Written
+from tests.unit.rules.acts import KAFKAS, Written, dies_at
 from tests.unit.rules.places import DIRECTORY, HOUR_MS, OBJECTS, Place, new_place
-from tests.unit.storage_engine.spoiled_client import Killed, Spoil, SpoiledClient
+from tests.unit.storage_engine.spoiled_client import SpoiledClient
 
 KILOBYTE = "v" * 1000
 LATER_MS = NOW_MS + HOUR_MS
@@ -125,16 +124,12 @@ def test_looks_close_nothing_and_say_the_rule(place: Place) -> None:
 
 def test_a_partition_that_waits_for_a_retry_gets_no_more_segments(place: Place) -> None:
     write(place.topic(), 100)
-    repair = place.spoil(0)
+    place.spoil(0)
     place.turn(LATER_MS)
     assert place.status(LATER_MS).state == "uncleanable"
     bases = place.bases()
     write(place, 200).turn(LATER_MS + HOUR_MS)
     assert place.bases() == bases
-    if place.kind == DIRECTORY:
-        repair()
-        place.turn(LATER_MS + 3 * HOUR_MS)
-        assert place.turn(LATER_MS + 3 * HOUR_MS).latest_offsets() == [*range(280, 300)]
 
 
 def survives(place: Place) -> None:
@@ -158,19 +153,7 @@ def test_a_death_at_any_step_of_closing_and_cleaning_loses_nothing(
     while not is_over:
         place = new_place(kind, tmp_path / f"{step}")
         write(place.topic(), 110)
-        if kind == DIRECTORY:
-            dead = Dead(step)
-            with file_system.replaced(dead), contextlib.suppress(KafkaLogError, OSError):
-                place.turn(LATER_MS)
-            is_over = dead.lives >= 0
-        else:
-            client = place.engine.client
-            client.is_spoiled = False
-            client.spoil({step + 1: Spoil.KILLED_BEFORE if step % 2 else Spoil.KILLED_AFTER})
-            with contextlib.suppress(Killed, KafkaLogError, CommitInDoubtError):
-                place.turn(LATER_MS)
-            is_over = not client.is_spoiled
-            client.spoil({})
+        is_over = not dies_at(place, step, lambda place: place.turn(LATER_MS))
         survives(place)
         place.close()
         step += 1

@@ -45,7 +45,6 @@ PROGRAMS: Final = (
     "view_latest",
     "table_view",
     "previous_value",
-    "framed",
     "chosen",
     "chosen_keys",
     "planning",

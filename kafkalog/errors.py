@@ -142,6 +142,10 @@ class SchemaNotFoundError(KafkaLogError):
     """A schema registry has no schema of that id, or no such subject."""
 
 
+class SchemaClashError(InvalidInputError):
+    """A schema cannot be read as another one without other values."""
+
+
 class SchemaRegistryError(KafkaLogError):
     """A schema registry does not answer, or refuses a request."""
 

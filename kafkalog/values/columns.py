@@ -51,15 +51,14 @@ def value_columns(
     record is bad, and is null if it is not. Nothing fails then, and the fields of a bad record are
     null.
 
-    `avro` as a schema is for bare values: one with the five bytes that Confluent's serializers put
+    A schema in `avro` is for bare values. One with the five bytes that Confluent's serializers put
     before it is bad, and the reason says how to decode it. With a registry it is the other way
     round. Each value is then decoded with the schema that it was written with, into the columns of
-    one reader's schema: `reader`, else the latest of `subject`, by default `<topic>-value` if `df`
-    has one topic. If there is no such subject, it is the schema with the highest id among those in
-    use. A batch is read once more before, for the ids in it. A stream takes all versions of the
-    subject, so it needs `subject` unless the registry is a dict or a log; a value with another id
-    stops it with an error, and it goes on when it is started again. `json` takes framed documents
-    as it takes bare ones.
+    a reader's schema: `reader`, else the latest of `subject`. Without both, a batch is read once
+    for the ids in it. The reader's schema is then the latest of `<topic>-value` if the registry has
+    it, else the schema in use with the highest id. A stream takes all versions of the subject. A
+    value with a newer id stops it with an error, and it goes on when it is started again. `json`
+    takes framed documents as it takes bare ones.
 
     With `envelope="debezium"` the documents are change events and their keys, and `json` and
     `key_json` are the schemas of rows; see `kafkalog.Debezium`, which may be given instead.

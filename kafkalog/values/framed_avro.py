@@ -14,7 +14,7 @@ import operator
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.errors import InvalidInputError, SchemaNotFoundError
+from kafkalog.errors import InvalidInputError, SchemaClashError, SchemaNotFoundError
 from kafkalog.values.avro_schema import AvroType, clashes, is_same_record, name_of
 from kafkalog.values.bad_values import found, raised, with_reason, with_struct
 from kafkalog.values.framing import head, head_of, id_of, is_framed
@@ -69,20 +69,17 @@ class FramedAvro:
         self._is_expecting = False
         """Whether schemas are known that no value may have."""
 
-    def ask_for(self, df: DataFrame, topics: Collection[str] = ()) -> None:
-        """Ask the registry for the schemas of all values of `df`, which is not a stream.
+    @property
+    def needs_topic(self) -> bool:
+        """Whether the subject depends on the topic."""
+        return self._given is None and self._subject is None and self._registry.has_subjects
 
-        `topics` are those of its records, if they are known. Raises SchemaRegistryError.
-        """
+    def head(self) -> Column:
+        """Return the first five bytes of the column if it is framed, else null."""
         from pyspark.sql import functions as F
 
         column = F.col(self._column).cast("binary")
-        asked = [head_of(column).alias(_HEAD)]
-        if not topics and self._needs_topic and "topic" in df.columns:
-            asked.append(F.col("topic"))
-        rows = df.where(is_framed(column)).select(*asked).distinct().collect()
-        found = {row["topic"] for row in rows} if len(asked) > 1 else set()
-        self.ask({int.from_bytes(row[_HEAD][1:]) for row in rows}, topics or found)
+        return F.when(is_framed(column), head_of(column))
 
     def ask(self, ids: Collection[int], topics: Collection[str] = ()) -> None:
         """Ask the registry for schemas, and for the latest one of the topics if one is new."""
@@ -109,6 +106,20 @@ class FramedAvro:
         self.ask(found, topics)
         return bool(self._schemas)
 
+    def expects_all(self, topics: Collection[str]) -> bool:
+        """Return whether the schemas of a batch are known without its ids; the registry is asked.
+
+        They are not if one clashes with the reader's: there may be no value of it.
+        """
+        if not self.knows_reader(topics) or not self.expect(topics):
+            return False
+        try:
+            self._branches(self.reader())
+        except SchemaClashError:
+            self._schemas.clear()
+            return False
+        return True
+
     def unexpected(self, topics: Collection[str]) -> InvalidInputError:
         """Return the error for a stream of which no schema is known."""
         named = " or ".join(self._subjects(topics)) or "of its topic"
@@ -127,10 +138,6 @@ class FramedAvro:
         if self._given is None and self._latest is None:
             self._latest = self._latest_of(topics)
         return self._given is not None or self._latest is not None
-
-    @property
-    def _needs_topic(self) -> bool:
-        return self._given is None and self._subject is None
 
     def _subjects(self, topics: Collection[str]) -> list[str]:
         """Return the subjects by Confluent's TopicNameStrategy, or the given one."""
@@ -216,7 +223,7 @@ class FramedAvro:
                 strangers[number] = f"the schema of {name_of(theirs)}, expected {name_of(ours)}"
                 continue
             if fault := clashes(theirs, ours):
-                raise InvalidInputError(
+                raise SchemaClashError(
                     f"schema {number} of the {self._column}: {'; '.join(fault)}. Avro would give "
                     "other values without an error. Give a reader= that has what was written."
                 )
@@ -239,11 +246,13 @@ class FramedAvro:
                 found(column),
             ),
         )
-        for each, words in sorted(strangers.items()):
-            reason = reason.when(first == head(each), F.lit(f"{it} has the id {each}: {words}"))
-        for each in sorted(self._missing):
-            words = f"{it} has the schema id {each}, which the registry does not have"
-            reason = reason.when(first == head(each), F.lit(words))
+        told = {each: f"{it} has the id {each}: {words}" for each, words in strangers.items()}
+        lacks = "which the registry does not have"
+        told |= {each: f"{it} has the schema id {each}, {lacks}" for each in self._missing}
+        if told:
+            pairs = [F.lit(str(part)) for each in sorted(told.items()) for part in each]
+            words = F.try_element_at(F.create_map(*pairs), number)
+            reason = reason.when(words.isNotNull(), words)
         unknown = (
             f"{it} has the schema id %s, which was not known when the query was made (expected one "
             f"of {_listed(self._schemas)}). Start the query again: it asks the registry anew."

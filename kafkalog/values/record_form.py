@@ -96,9 +96,22 @@ class RecordForm:
         return isinstance(self.value, (AvroChanges, JsonChanges))
 
     def ask_for(self, records: DataFrame, topics: Collection[str] = ()) -> None:
-        """Ask registries for the schemas of all records of a frame that is not a stream."""
-        for each in self._framed():
-            each.ask_for(records, topics)
+        """Ask registries for the schemas of all records of a frame that is not a stream.
+
+        `topics` are those of the records, if they are known. The frame is read once for the ids.
+        """
+        framed = self._framed()
+        if not framed:
+            return
+        asked = [each.head().alias(f"kl_head_{number}") for number, each in enumerate(framed)]
+        is_asked = not topics and "topic" in records.columns
+        if is_asked and any(each.needs_topic for each in framed):
+            asked.append(records["topic"].alias("kl_topic"))
+        rows = [row.asDict() for row in records.select(*asked).distinct().collect()]
+        known = topics or {row["kl_topic"] for row in rows if "kl_topic" in row}
+        for number, each in enumerate(framed):
+            heads = {row[f"kl_head_{number}"] for row in rows} - {None}
+            each.ask({int.from_bytes(head[1:]) for head in map(bytes, heads)}, known)
 
     def knows_columns(self, topics: Collection[str]) -> bool:
         """Return whether the columns are known before any record; registries are asked."""
@@ -107,14 +120,17 @@ class RecordForm:
     def prepare(self, records: DataFrame, topics: Collection[str] = ()) -> None:
         """Ask registries for the schemas of a frame's records, before it is decoded.
 
+        A batch is read for its ids only if nobody has said which schemas it may have.
+
         Raises InvalidInputError for a stream if nobody has said which schemas it may have.
         """
         for each in self._framed():
             if records.isStreaming:
                 if not each.expect(topics):
                     raise each.unexpected(topics)
-            elif not (each.knows_reader(topics) and each.expect(topics)):
-                each.ask_for(records, topics)
+            elif not each.expects_all(topics):
+                self.ask_for(records, topics)
+                return
 
     def decoded(self, records: DataFrame) -> DataFrame:
         """Return the records with structs in `key` and `value`, and with reasons in `kl_bad`."""

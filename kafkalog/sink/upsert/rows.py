@@ -106,7 +106,9 @@ class RowShape:
         self._documents = cast("DocumentArguments", given)
         self._form: RecordForm | None = None
         if (select is not None) + (schema is not None) + bool(self._documents) > 1:
-            raise InvalidInputError("an upsert takes one of select, schema, and json or avro")
+            raise InvalidInputError(
+                "an upsert takes select or schema, not both, and json or avro without them"
+            )
         if isinstance(select, str):
             raise InvalidInputError(f"select is a list of expressions or a function: [{select!r}]")
         if key_type not in {"binary", "string"}:
@@ -123,8 +125,8 @@ class RowShape:
         makes_key = select is not None or self._has_key_documents
         if not self._has_own_key and not makes_key and (schema is None or key_type != "binary"):
             raise InvalidInputError(
-                f"key={self._keys} needs select, key_json, key_avro, or schema without key_type, "
-                "to make these columns"
+                f"key={self._keys} needs select, or schema without key_type, or key_json or "
+                "key_avro, to make these columns"
             )
         if leaves_out_bad and callable(select):
             raise InvalidInputError(

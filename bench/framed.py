@@ -1,14 +1,14 @@
-"""The processor time of framed values as columns, beside Spark's `from_avro` on bare ones.
+"""The processor time of framed values as columns, next to Spark's `from_avro` on bare ones.
 
     python -m bench.framed [--quick] [--json] [--path DIR] [--rounds N]
 
-A million values of some 60 bytes (20,000 with --quick) of a record with a decimal, a time and a
-union are read from Parquet in one Spark session (local[2]). Ours are framed, by one schema or by 30
-versions of it in turn. `kafkalog.value_columns` decodes them into the columns of the latest. A dict
-gives the schemas, so no value is read twice. The peer decodes the same values without their frames,
-all of the latest version, with Spark's own function. All columns of both go nowhere. The figure is
-the processor time of Spark's JVM for a million values. Who begins changes from round to round. The
-sums of what both have decoded are compared.
+A million values of some 60 bytes (30,000 with --quick) are read from Parquet in one Spark session
+(local[2]). They are records with a decimal, a time and a union. Ours are framed, by one schema or
+by 30 versions of it in turn. `kafkalog.value_columns` decodes them into the columns of the latest.
+A dict gives the schemas, so no value is read twice. The peer decodes the same values without their
+frames, all of the latest version, with Spark's own function. All columns of both go nowhere. The
+figure is the processor time of Spark's JVM for a million values. The two take turns in beginning a
+round. The sums of what both have decoded are compared.
 """
 
 from __future__ import annotations

@@ -264,8 +264,8 @@ class KTable:
         Spark's process.
 
         `json`, `avro`, `key_json`, `key_avro` and `bad_column` make columns as in `df`, but not of
-        the column `previous`. A value with a schema that was registered later stops the query; it
-        goes on when it is started again.
+        the column `previous`. A value with a schema that was registered later stops the query;
+        start it again, and it continues.
 
         Raises InvalidInputError if the provider or the package is missing.
         """

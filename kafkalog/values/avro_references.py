@@ -19,15 +19,19 @@ def self_contained(text: str, referenced: Iterable[str]) -> str:
 
     `referenced` are the texts of its references and of theirs. A text without references is
     returned as it is. Names are resolved as the Avro specification says ("Names"). Raises
-    InvalidInputError for a text that is not JSON.
+    InvalidInputError for a text that is not a schema.
     """
     known: dict[str, Any] = {}
-    for other in referenced:
-        _collect(parsed(other), "", known)
-    if not known:
-        parsed(text)
-        return text
-    return json.dumps(_written_out(parsed(text), "", known, set()))
+    try:
+        for other in referenced:
+            _collect(parsed(other), "", known)
+        whole = parsed(text)
+        return json.dumps(_written_out(whole, "", known, set())) if known else text
+    except (KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise InvalidInputError(
+            f"an Avro schema: expected what the specification says, found {text[:80]!r} "
+            f"({type(fault).__name__}: {fault}). Give the schema's text."
+        ) from None
 
 
 def parsed(text: str) -> Any:
@@ -37,7 +41,7 @@ def parsed(text: str) -> Any:
     """
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         if text.strip() in _PRIMITIVE:
             return text.strip()
         raise InvalidInputError(

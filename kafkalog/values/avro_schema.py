@@ -1,7 +1,7 @@
-"""What Avro schemas say: the bytes of a value, and where one schema cannot be read as another.
+"""Avro schemas: the bytes of a value, and where one schema cannot be read as another.
 
-The rules are those of the Avro specification ("Schema Resolution", "Parsing Canonical Form"). What
-Avro resolves without an error, but into other values, is a clash.
+The rules are those of the Avro specification ("Schema Resolution", "Parsing Canonical Form"). A
+clash is something that Avro resolves without an error, but into other values.
 """
 
 from __future__ import annotations

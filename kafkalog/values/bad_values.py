@@ -1,4 +1,4 @@
-"""What is said of a value that is not what it should be.
+"""Bad values: the reason, and the place of the record in an error.
 
 Every way of decoding gives a frame of one form: the decoded column is a struct, null for a
 tombstone and for a bad value. The column `kl_bad` says why a value is bad; it is null if it is not.

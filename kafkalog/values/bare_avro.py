@@ -1,7 +1,7 @@
 """Avro values without a header, decoded by one schema to their last byte.
 
 The five bytes that Confluent's serializers put before a value would become the first fields of
-garbage: a value that has them is bad, and the reason says how to decode it.
+garbage. A value that has them is therefore bad, and the reason says how to decode it.
 """
 
 from __future__ import annotations

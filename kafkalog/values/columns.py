@@ -38,18 +38,18 @@ def value_columns(
 ) -> DataFrame:
     """Return `df` with the fields of its documents as columns in place of `value`, and of `key`.
 
-    Give one of `json`, a Spark schema or its DDL (`"id bigint, name string"`), and `avro`, a schema
-    in Avro's JSON, or a `SchemaRegistry` for framed values. `key_json` and `key_avro` do the same
-    with the column `key`. The columns are binary or string. A document that is no record becomes
-    one column, with the name that it had. Another column with the name of a field becomes
-    `_<name>`; letter case counts if `spark.sql.caseSensitive` is true. `options` are those of
-    Spark's `from_json` or `from_avro`.
+    Give one of `json` and `avro`. `json` is a Spark schema or its DDL (`"id bigint, name string"`).
+    `avro` is a schema in Avro's JSON, or a `SchemaRegistry` for framed values. `key_json` and
+    `key_avro` do the same with the column `key`. The columns are binary or string. A document that
+    is not a record becomes one column, with the name that it had. Another column with the name of a
+    field becomes `_<name>`; letter case counts if `spark.sql.caseSensitive` is true. `options` are
+    those of Spark's `from_json` or `from_avro`.
 
     A tombstone gives nulls in all fields. A bad document fails the query, and the error has its
-    place and the reason. With `mode=PERMISSIVE` in `options` it gives nulls; that is the default of
-    JSON, as in Spark's `from_json`. `bad_column` is the name of a further column: it says why a
-    record is bad, and is null if it is not. Nothing fails then, and the fields of a bad record are
-    null.
+    place and the reason. With `mode=PERMISSIVE` in `options` it gives nulls. That is the default of
+    JSON, as in Spark's `from_json`. `bad_column` is the name of a further column, which says why a
+    record is bad. It is null if the record is not. Nothing fails then, and the fields of a bad
+    record are null.
 
     A schema in `avro` is for bare values. One with the five bytes that Confluent's serializers put
     before it is bad, and the reason says how to decode it. With a registry it is the other way
@@ -57,8 +57,8 @@ def value_columns(
     a reader's schema: `reader`, else the latest of `subject`. Without both, a batch is read once
     for the ids in it. The reader's schema is then the latest of `<topic>-value` if the registry has
     it, else the schema in use with the highest id. A stream takes all versions of the subject. A
-    value with a newer id stops it with an error, and it goes on when it is started again. `json`
-    takes framed documents as it takes bare ones.
+    value with a newer id stops it with an error; start it again, and it continues. `json` takes
+    framed documents as it takes bare ones.
 
     With `envelope="debezium"` the documents are change events and their keys, and `json` and
     `key_json` are the schemas of rows; see `kafkalog.Debezium`, which may be given instead.

@@ -44,7 +44,7 @@ class FramedAvro:
     """The framed documents in a `column`, whose schemas `registry` has.
 
     The reader's schema is `reader`, or the latest one of `subject`, by default of
-    `<topic>-<column>`. If there is no such subject, it is the schema in use with the highest id.
+    `<topic>-<column>`. Without such a subject, it is the schema in use with the highest id.
     `options` are those of `from_avro`.
     """
 
@@ -109,7 +109,7 @@ class FramedAvro:
     def expects_all(self, topics: Collection[str]) -> bool:
         """Return whether the schemas of a batch are known without its ids; the registry is asked.
 
-        They are not if one clashes with the reader's: there may be no value of it.
+        They are unknown if one clashes with the reader's, because no value may have it.
         """
         if not self.knows_reader(topics) or not self.expect(topics):
             return False
@@ -121,7 +121,7 @@ class FramedAvro:
         return True
 
     def unexpected(self, topics: Collection[str]) -> InvalidInputError:
-        """Return the error for a stream of which no schema is known."""
+        """Return the error for a stream without a known schema."""
         named = " or ".join(self._subjects(topics)) or "of its topic"
         return InvalidInputError(
             f"framed {self._column}s of a stream: the registry has no subject {named} (expected "
@@ -153,7 +153,7 @@ class FramedAvro:
         return None
 
     def reader(self) -> Any:
-        """Return the reader's schema; raises InvalidInputError if there is none."""
+        """Return the reader's schema; raises InvalidInputError if it is not known."""
         if self._given is not None:
             return self._given
         if self._latest is not None and self._latest.kind == "AVRO":
@@ -175,7 +175,7 @@ class FramedAvro:
 
     @property
     def _prefix(self) -> str:
-        """What the names of arguments for this column begin with."""
+        """The beginning of the names of arguments for this column."""
         return "" if self._column == "value" else f"{self._column}_"
 
     def decoded(self, df: DataFrame) -> DataFrame:

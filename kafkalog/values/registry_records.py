@@ -54,7 +54,7 @@ class RegistryRecords:
             named = json.loads(key or b"")
             given = json.loads(value) if value else None
             is_read = self._apply(named["keytype"], named, given)
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             is_read = False
         self.unread += not is_read
 

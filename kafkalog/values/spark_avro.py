@@ -1,8 +1,8 @@
 """Spark's `from_avro`, with which no value is read beyond its end, or short of it.
 
 Avro says nothing of where a value ends, and Spark reads no further than the schema goes. A marker
-is therefore put behind the value, and behind both schemas: a value of another schema, or one that
-is too short or too long, does not end at the marker.
+is therefore put behind the value, and behind both schemas. A value of another schema does not end
+at the marker, nor does one that is too short or too long.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def ends(decoded: Column) -> Column:
 
 
 def value_of(decoded: Column, schema: Any, column: str) -> Column:
-    """Return the struct of a decoded value; one that is no record is its field `column`."""
+    """Return the struct of a decoded value; one that is not a record is its field `column`."""
     from pyspark.sql import functions as F
 
     value = decoded["kl_value"]

@@ -82,10 +82,10 @@ class RowShape:
 
     `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
 
-    A record is bad if its value, or its key, is not a document of the fields, if a field of the key
-    is null, and if `select` says so or makes a null key. It fails the micro-batch, and the error
-    names the record. With `leaves_out_bad` it makes no row, and an earlier record of its key counts
-    as the latest.
+    A record is bad if its value, or its key, is not a document of the fields, or if a field of the
+    key is null. It is also bad if `select` says so, or makes a null key. It fails the micro-batch,
+    and the error names the record. With `leaves_out_bad` it makes no row, and an earlier record of
+    its key counts as the latest.
     """
 
     def __init__(

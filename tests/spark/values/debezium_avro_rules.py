@@ -1,18 +1,14 @@
-"""Rules of change events in Avro, and of written values; `test_debezium_avro` runs them."""
+"""Rules of change events in Avro, and of written values; `test_framed_values` runs them."""
 
 from __future__ import annotations
 
 import base64
 import datetime as dt
-import io
 import json
-import os
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fastavro
 import pytest
 
 import kafkalog
@@ -20,7 +16,10 @@ from examples import rescued_registry
 from kafkalog.errors import InvalidInputError, SchemaNotFoundError
 from kafkalog.sink.upsert import SQLiteUpsert
 from tests import debezium_types as types
+from tests.spark.values import values_session
+from tests.spark.values.values_session import framed
 
+spark = values_session.spark
 PLACEHOLDER = "__debezium_unavailable_value"
 LITERALS = {
     "boolean": "boolean",
@@ -32,25 +31,6 @@ LITERALS = {
     "string": "string",
     "bytes": "bytes",
 }
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    """Yield a session that has Spark's Avro package."""
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "1")
-        .config("spark.jars", os.environ["KAFKALOG_AVRO_JAR"])
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
-    kafkalog.register(session)
-    yield session
-    session.stop()
 
 
 def avro_type(each: types.Documented, place: int) -> Any:
@@ -110,16 +90,6 @@ def event_schema(row: dict[str, Any]) -> dict[str, Any]:
         ],
         "connect.name": "s.public.t.Envelope",
     }
-
-
-def encoded(schema: Any, value: Any) -> bytes:
-    stream = io.BytesIO()
-    fastavro.schemaless_writer(stream, fastavro.parse_schema(json.loads(json.dumps(schema))), value)
-    return stream.getvalue()
-
-
-def framed(number: int, schema: Any, value: Any) -> bytes:
-    return b"\0" + number.to_bytes(4) + encoded(schema, value)
 
 
 def event(op: str, after: Any, **more: Any) -> dict[str, Any]:

@@ -19,6 +19,15 @@ ANN = {"id": 1, "name": "Ann", "tags": ["a"], "photo": types.b64(b"p"), "balance
 PLACEHOLDER = "__debezium_unavailable_value"
 
 
+@pytest.fixture(scope="module")
+def session(spark: Any) -> Any:
+    """Return a session that compiles no plan: it takes longer than these rows do without."""
+    own = spark.newSession()
+    own.conf.set("spark.sql.codegen.wholeStage", "false")
+    own.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    return own
+
+
 def event(op: str, after: Any, **more: Any) -> dict[str, Any]:
     return {"before": None, "after": after, "source": SOURCE, "op": op, "ts_ms": 7, **more}
 
@@ -45,7 +54,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("told", ["by comments", "by the event's schema"])
 @pytest.mark.parametrize("table", ["POSTGRES", "MYSQL"])
 def test_every_documented_type_has_its_value_in_each_form(
-    spark: Any, table: str, told: str
+    session: Any, table: str, told: str
 ) -> None:
     documented: list[types.Documented] = getattr(types, table)
     row, schema = types.row_of(documented), types.schema_of(documented)
@@ -60,7 +69,7 @@ def test_every_documented_type_has_its_value_in_each_form(
         ]
     ddl = types.ddl(documented, with_comments=told == "by comments")
     expected = {each.database: each.expected for each in documented}
-    for found in rows_of(spark, ddl, *documents):
+    for found in rows_of(session, ddl, *documents):
         assert found.pop("bad") is None
         values = dict(zip(expected, found.values(), strict=True))
         for each in documented:
@@ -69,7 +78,7 @@ def test_every_documented_type_has_its_value_in_each_form(
         assert values == expected
 
 
-def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> None:
+def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) -> None:
     ann = {"id": 1, "name": "Ann", "tags": ["a"], "photo": b"p", "balance": types.Decimal("1.25")}
     nothing = dict.fromkeys(ann)
     cases: list[tuple[Any, Any, str | None]] = [
@@ -90,7 +99,7 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> N
         (event("c", ANN | {"balance": "!"}), nothing, "the field balance does not fit its column"),
         (event("c", ANN | {"id": "x"}), nothing, "the value is not a JSON document"),
     ]
-    found = rows_of(spark, ROW, *[document for document, _, _ in cases])
+    found = rows_of(session, ROW, *[document for document, _, _ in cases])
     for (document, row, reason), each in zip(cases, found, strict=True):
         bad = each.pop("bad")
         assert (each, bad is None) == (row, reason is None), (document, bad)
@@ -98,7 +107,7 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> N
 
 
 def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
-    spark: Any,
+    session: Any,
 ) -> None:
     documents = [event("c", {"n": text}) for text in ("1250", "125", "12.50", "fQ==")]
     for comment, expected in {
@@ -106,44 +115,44 @@ def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
         "COMMENT 'string'": [1250, 125, None, None],
         "COMMENT 'org.apache.kafka.connect.data.Decimal'": [-2658700, None, None, 125],
     }.items():
-        found = rows_of(spark, f"n decimal(10,0) {comment}", *documents)
+        found = rows_of(session, f"n decimal(10,0) {comment}", *documents)
         values = [None if each["n"] is None else int(each["n"]) for each in found]
         assert values == expected, comment
         assert [each["bad"] is None for each in found] == [n is not None for n in expected]
 
 
-def test_a_value_that_the_database_did_not_give_makes_the_record_bad(spark: Any) -> None:
+def test_a_value_that_the_database_did_not_give_makes_the_record_bad(session: Any) -> None:
     placeholders = {
         "name": PLACEHOLDER,
         "tags": [PLACEHOLDER],
         "photo": types.b64(PLACEHOLDER.encode()),
     }
     documents = [event("u", ANN | {name: text}) for name, text in placeholders.items()]
-    found = rows_of(spark, ROW, *documents, event("d", None), ANN | {"name": PLACEHOLDER})
+    found = rows_of(session, ROW, *documents, event("d", None), ANN | {"name": PLACEHOLDER})
     assert [each["id"] for each in found] == [None] * 5
     for name, each in zip(placeholders, found, strict=False):
         assert each["bad"].startswith(f"the event has no value of {name}, which is large")
     assert found[3]["bad"] is None
     own = kafkalog.Debezium(placeholder="n/a")
-    found = rows_of(spark, ROW, event("u", ANN | {"name": "n/a"}), documents[0], envelope=own)
+    found = rows_of(session, ROW, event("u", ANN | {"name": "n/a"}), documents[0], envelope=own)
     assert found[0]["bad"] is not None
     assert found[1]["name"] == PLACEHOLDER
 
 
-def test_fields_without_a_value_are_named_on_request(spark: Any) -> None:
+def test_fields_without_a_value_are_named_on_request(session: Any) -> None:
     envelope = kafkalog.Debezium(unavailable_column="missing")
     documents = [event("u", ANN | {"name": PLACEHOLDER, "tags": [PLACEHOLDER]}), event("u", ANN)]
-    found = rows_of(spark, ROW, *documents, envelope=envelope)
+    found = rows_of(session, ROW, *documents, envelope=envelope)
     assert [(each["name"], each["missing"], each["bad"]) for each in found] == [
         (None, ["name", "tags"], None),
         ("Ann", None, None),
     ]
 
 
-def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
+def test_fields_of_the_event_become_columns_on_request(session: Any) -> None:
     envelope = kafkalog.Debezium(add_fields=["op", "lsn", "source.ts_ms", "table", "ts_ms"])
     unwrapped = {"__op": "u", "__lsn": 5, "__source_ts_ms": 6, "__table": "t", "__ts_ms": 8}
-    found = rows_of(spark, ROW, event("c", ANN), ANN | unwrapped, envelope=envelope)
+    found = rows_of(session, ROW, event("c", ANN), ANN | unwrapped, envelope=envelope)
     names = ["__op", "__lsn", "__source_ts_ms", "__table", "__ts_ms"]
     assert [[each[name] for name in names] for each in found] == [
         ["c", 24023128, 1559033904863, "customers", 7],
@@ -151,19 +160,23 @@ def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
     ]
 
 
-def test_a_row_may_have_fields_with_the_names_of_an_events(spark: Any) -> None:
-    (found,) = rows_of(spark, "op int, after string", event("c", {"op": 3, "after": "x"}))
+def test_a_row_may_have_fields_with_the_names_of_an_events(session: Any) -> None:
+    (found,) = rows_of(session, "op int, after string", event("c", {"op": 3, "after": "x"}))
     assert (found["op"], found["after"], found["bad"]) == (3, "x", None)
 
 
-def test_keys_lose_their_schema_and_have_their_types(spark: Any) -> None:
+def test_keys_lose_their_schema_and_have_their_types(session: Any) -> None:
     schema = {"type": "struct", "fields": [{"field": "at", "type": "int64",
               "name": "io.debezium.time.Timestamp"}]}  # fmt: skip
     keys = [{"schema": schema, "payload": {"at": 1000}}, {"at": 1000}]
     rows = [(bytearray(json.dumps(key).encode()), None, n) for n, key in enumerate(keys)]
-    frame = spark.createDataFrame(rows, "key binary, value binary, n int")
+    frame = session.createDataFrame(rows, "key binary, value binary, n int")
     found = kafkalog.value_columns(
-        frame, key_json="at timestamp_ntz", envelope="debezium", bad_column="bad"
+        frame,
+        json="name string",
+        key_json="at timestamp_ntz",
+        envelope="debezium",
+        bad_column="bad",
     )
     first, second = found.orderBy("n").collect()
     assert (first["at"], first["bad"]) == (dt.datetime(1970, 1, 1, 0, 0, 1), None)

@@ -1,4 +1,4 @@
-"""Framed values, bad records and their tables: the rules of two files, in a process of their own.
+"""Framed values, bad records and their tables: the rules of three files, in a process of their own.
 
 The process has one Spark with the Avro package and Delta Lake, which no other test has.
 """
@@ -16,7 +16,7 @@ from tests import delta_spark
 from tests.spark.values.test_bare_avro import JARS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-RULES = ("framed_rules.py", "bad_record_rules.py")
+RULES = ("framed_rules.py", "bad_record_rules.py", "debezium_avro_rules.py")
 
 
 def test_framed_values_and_bad_records(tmp_path: Path) -> None:

@@ -187,10 +187,27 @@ def test_records_that_are_not_a_registrys_are_counted_where_something_is_missing
     tmp_path: Path,
 ) -> None:
     registry = registry_of(
-        tmp_path, (b"no json", b"x"), (b'{"keytype":"SCHEMA","subject":"s","version":1}', b"{}")
+        tmp_path,
+        (b"no json", b"x"),
+        (b'{"keytype":"SCHEMA","subject":"s","version":1}', b"{}"),
+        (b'{"keytype":"SCHEMA","subject":"s","version":2}', b"[" * 100_000),
+        topic.schema("s", 3, 3, V1),
     )
-    with pytest.raises(SchemaNotFoundError, match="2 of its records are not a registry's"):
+    with pytest.raises(SchemaNotFoundError, match="3 of its records are not a registry's"):
         registry.schema(1)
+    assert registry.schema(3).text == V1
+
+
+def test_a_text_that_is_no_schema_is_named(tmp_path: Path) -> None:
+    registry = registry_of(
+        tmp_path,
+        topic.schema("money", 1, 1, MONEY),
+        topic.schema("nested", 1, 2, "[" * 100_000, ("m.Money", "money", 1)),
+        topic.schema("wrong", 1, 3, '{"type": "record", "fields": 3}', ("m.Money", "money", 1)),
+    )
+    for number in (2, 3):
+        with pytest.raises(InvalidInputError, match="an Avro schema: expected"):
+            registry.schema(number)
 
 
 def test_a_topic_of_several_partitions_is_no_registrys(tmp_path: Path) -> None:

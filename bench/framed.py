@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rounds = options.rounds or (1 if options.quick else 5)
     count = 30_000 if options.quick else 999_000
-    jars = sorted((PEERS / "avro").glob("spark-avro*.jar"))
+    jars = sorted((PEERS / "packages-4.2").glob("spark-avro*.jar"))
     if not jars:
         raise SystemExit("no Avro package of Spark here; `make peers` fetches it")
     with tempfile.TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path) as directory:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 
-from tests import ROOT, spark_peers
+from tests import spark_peers
 
-__all__ = ["PYSPARK", "environment", "require", "settings"]
+__all__ = ["PYSPARK", "environment", "require", "settings", "settings_of"]
 
 _RELEASE = "4.2"
 PYSPARK = spark_peers.package(_RELEASE)
@@ -24,17 +24,19 @@ def require() -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment of a process that starts Spark with Delta Lake."""
-    jars = sorted((ROOT / ".peers" / "delta").glob("*.jar"))
-    return {**spark_peers.environment(_RELEASE), _JARS: os.pathsep.join(map(str, jars))}
+    return {**spark_peers.environment(_RELEASE), _JARS: spark_peers.jars(_RELEASE, "delta")}
 
 
 def settings() -> dict[str, str]:
     """Return Spark's settings in such a process; none in any other."""
-    if _JARS not in os.environ:
-        return {}
+    return settings_of(os.environ[_JARS]) if _JARS in os.environ else {}
+
+
+def settings_of(jars: str) -> dict[str, str]:
+    """Return Spark's settings for Delta Lake with a class path."""
     return {
-        "spark.driver.extraClassPath": os.environ[_JARS],
-        "spark.executor.extraClassPath": os.environ[_JARS],
+        "spark.driver.extraClassPath": jars,
+        "spark.executor.extraClassPath": jars,
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.databricks.delta.snapshotPartitions": "1",

@@ -1,4 +1,4 @@
-"""Older releases of PySpark, which `make peers` installs beside the latest one.
+"""Older releases of PySpark, which `make peers` installs with the Delta Lake and Avro that fit.
 
 What needs one runs in a process with it, and `environment` leads the process there.
 """
@@ -13,7 +13,9 @@ import pytest
 
 from tests import ROOT
 
-__all__ = ["environment", "package", "require"]
+__all__ = ["RELEASES", "avro_package", "environment", "jars", "package", "require"]
+
+RELEASES = ("4.0", "4.1", "4.2")
 
 
 def package(release: str) -> Path:
@@ -21,13 +23,31 @@ def package(release: str) -> Path:
     return ROOT / ".peers" / f"spark-{release}" / "pyspark"
 
 
+def jars(release: str, name: str = "") -> str:
+    """Return the class path of Delta Lake and the Avro package for a release, or of one by name."""
+    found = (ROOT / ".peers" / f"packages-{release}").glob(f"{name}*.jar")
+    return os.pathsep.join(map(str, sorted(found)))
+
+
 def require(release: str) -> None:
-    """Skip the test if a release is not there, or fail it in CI."""
-    if not package(release).is_dir():
-        reason = f"no Spark {release}: `make peers` fetches it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    """Skip the test if a release or its packages are not there, or fail it in CI."""
+    if not (package(release).is_dir() and jars(release)):
+        _miss(f"Spark {release}")
+
+
+def avro_package() -> str:
+    """Return the class path of the newest Avro package; skip the test without it, or fail in CI."""
+    found = jars(RELEASES[-1], "spark-avro")
+    if not found:
+        _miss("Avro package of Spark")
+    return found
+
+
+def _miss(what: str) -> None:
+    reason = f"no {what}: `make peers` fetches it"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def environment(release: str) -> dict[str, str]:

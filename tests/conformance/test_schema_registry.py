@@ -25,7 +25,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 import kafkalog
 from kafkalog.errors import SchemaNotFoundError
-from tests import ROOT, registry_topic
+from tests import registry_topic, spark_peers
 from tests.conformance import order_schemas as orders
 from tests.conformance.kafka import KafkaBroker
 from tests.schema_registry_server import SchemaRegistryServer
@@ -35,17 +35,6 @@ pytestmark = [pytest.mark.peers, pytest.mark.spark, pytest.mark.slow]
 RECORDS = 100_000 if os.environ.get("KAFKALOG_TWIN") == "full" else 3000
 TOPIC = "order"
 SUBJECT = f"{TOPIC}-value"
-JARS = ROOT / ".peers" / "avro"
-
-
-def jar() -> Path:
-    found = next(JARS.glob("spark-avro*.jar"), None)
-    if found is None:
-        reason = "no Avro package of Spark: `make peers` fetches it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
 
 
 def references() -> list[SchemaReference]:
@@ -120,7 +109,7 @@ def write_registry(broker: KafkaBroker, client: SchemaRegistryClient) -> int:
 @contextmanager
 def decoding(path: Path, output: Path) -> Iterator[Any]:
     """Yield a function from a registry's arguments to the rows by offset."""
-    arguments = [str(jar()), str(path), TOPIC, str(output / "rows")]
+    arguments = [spark_peers.avro_package(), str(path), TOPIC, str(output / "rows")]
     with (output / "errors").open("w") as errors:
         job = subprocess.Popen(
             [sys.executable, "-m", "tests.conformance.registry_job", *arguments],

@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests import ROOT
+from tests import ROOT, spark_peers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-JARS = Path(os.environ.get("KAFKALOG_AVRO_JARS", ROOT / ".peers" / "avro"))
 RULES = Path(__file__).with_name("bare_avro_rules.py")
 
 
 def test_bare_values_are_decoded_and_framed_ones_are_errors(tmp_path: Path) -> None:
     """The rules run in a process whose Spark has the package, which no other test has."""
-    jars = sorted(JARS.glob("spark-avro*.jar"))
-    if not jars:
-        reason = "no Avro package of Spark: `make peers` fetches it"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
     ended = subprocess.run(
         [*(sys.executable, "-m", "pytest", "--noconftest", "-c", os.devnull), "-q", str(RULES)],
         check=False,
@@ -32,7 +25,7 @@ def test_bare_values_are_decoded_and_framed_ones_are_errors(tmp_path: Path) -> N
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "PYSPARK_PYTHON": sys.executable,
-            "KAFKALOG_AVRO_JAR": str(jars[0]),
+            "KAFKALOG_AVRO_JAR": spark_peers.avro_package(),
         },
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import delta_spark
-from tests.spark.values.test_bare_avro import JARS
+from tests import delta_spark, spark_peers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 RULES = ("framed_rules.py", "bad_record_rules.py", "debezium_avro_rules.py")
@@ -21,10 +20,8 @@ RULES = ("framed_rules.py", "bad_record_rules.py", "debezium_avro_rules.py")
 
 def test_framed_values_and_bad_records(tmp_path: Path) -> None:
     delta_spark.require()
-    jars = sorted(JARS.glob("spark-avro*.jar"))
-    assert jars, "no Avro package of Spark: `make peers` fetches it"
     environment = delta_spark.environment()
-    classes = os.pathsep.join([environment["KAFKALOG_DELTA_JARS"], str(jars[0])])
+    classes = os.pathsep.join([environment["KAFKALOG_DELTA_JARS"], spark_peers.avro_package()])
     rules = [str(Path(__file__).with_name(name)) for name in RULES]
     ended = subprocess.run(
         [sys.executable, "-m", "pytest", "--noconftest", "-c", os.devnull, "-q", *rules],

@@ -29,7 +29,7 @@ KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-aarch64 test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test groups-test test-peers kill-test moment-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs release bench bench-quick clean
+.PHONY: help setup peers demo-setup demo test test-rest test-all test-platform test-aarch64 test-kernels $(KERNEL_BUILDS:%=test-kernels-%) damage-test twin-test groups-test test-peers kill-test moment-test tables-test connect-test cluster-test store-test store-suite nfs-test image-test torture-cleaner torture torture-quick torture-quick-kernels lint docs release bench bench-quick clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -95,6 +95,10 @@ kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40
 moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; values of 100 MiB in a worker
 	KAFKALOG_MOMENTS=full KAFKALOG_LARGE=full $(BIN)/python -m pytest -s tests/acceptance/test_one_moment.py \
 	    tests/acceptance/test_large_values.py $(ARGS)
+
+tables-test: $(READY) ## 1000 histories of materialized tables by their rule, and as many in Spark
+	KAFKALOG_TABLES=full $(BIN)/python -m pytest tests/unit/rules/test_table_moment.py \
+	    tests/spark/datasource/test_materialized_table.py $(ARGS)
 
 connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one
 	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect $(ARGS)
@@ -168,7 +172,7 @@ $(READY): pyproject.toml $(KERNELS)
 	@touch $(DEMO_READY) $@
 
 # What Java keeps of Spark's classes: half of the time in which a Spark starts. Tests run without it too.
-test-rest bench-quick twin-test kill-test moment-test connect-test cluster-test store-test store-suite torture-cleaner: $(CLASSES)
+test-rest bench-quick twin-test kill-test moment-test tables-test connect-test cluster-test store-test store-suite torture-cleaner: $(CLASSES)
 $(CLASSES): pyproject.toml tests/class_archives.py | $(READY)
 	@$(BIN)/python -m tests.class_archives spark >.venv/spark.log 2>&1 || { echo "no archive of Spark's classes: see .venv/spark.log"; touch $@; }
 

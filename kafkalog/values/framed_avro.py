@@ -12,7 +12,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from kafkalog.errors import InvalidInputError, SchemaClashError, SchemaNotFoundError
 from kafkalog.values.avro_schema import AvroType, clashes, is_same_record, name_of
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
     from kafkalog.values.registered_schema import RegisteredSchema
     from kafkalog.values.schema_registry import SchemaRegistry
-
-
-_HEAD: Final = "kl_head"
 
 
 class FramedAvro:
@@ -192,19 +189,17 @@ class FramedAvro:
         options = {**self._options, "avroSchema": marked(reader)}
         column = F.col(self._column).cast("binary")
         struct = f"kl_{self._column}"
-        first = F.col(_HEAD)
 
         def chosen() -> Column:
             value: Any = F
             for text, ids in branches:
-                value = value.when(_is_any(first, ids), decoded(column, text, options))
+                value = value.when(_is_any(column, ids), decoded(column, text, options))
             return value if branches else decoded(F.lit(None).cast("binary"), marked(reader), {})
 
-        frame = df.withColumn(_HEAD, head_of(column))
-        frame = with_decoded(frame, struct, chosen)
+        frame = with_decoded(df, struct, chosen)
         frame = with_reason(frame, self._reason(frame, column, ends(F.col(struct)), strangers))
         frame = with_struct(frame, self._column, value_of(F.col(struct), reader, self._column))
-        return frame.drop(_HEAD, struct)
+        return frame.drop(struct)
 
     def _branches(self, reader: Any) -> tuple[list[tuple[str, list[int]]], dict[int, str]]:
         """Return (schema, ids) of writers that share bytes, and why other ids have no branch.
@@ -237,8 +232,7 @@ class FramedAvro:
         """Return why a value is not decoded; one of an unknown schema fails the query."""
         from pyspark.sql import functions as F
 
-        it, first = f"the {self._column}", F.col(_HEAD)
-        number = id_of(column)
+        it, number = f"the {self._column}", id_of(column)
         reason = F.when(column.isNull() | is_whole, F.lit(None).cast("string")).when(
             ~is_framed(column),
             F.format_string(
@@ -262,7 +256,7 @@ class FramedAvro:
         words = F.format_string(f"{it} has the schema id %s, which is not given", number)
         if self._registry.has_subjects:
             words = raised(df, F.format_string(unknown, number)).cast("string")
-        reason = reason.when(~_is_any(first, known), words)
+        reason = reason.when(~_is_any(column, known), words)
         return reason.otherwise(
             F.format_string(
                 f"{it} is not Avro of its schema %s, read as {name_of(AvroType(self.reader()))} "
@@ -277,10 +271,11 @@ def _type_of(schema: RegisteredSchema) -> AvroType:
     return AvroType(schema_of(schema.text))
 
 
-def _is_any(first: Column, ids: Iterable[int]) -> Column:
+def _is_any(column: Column, ids: Iterable[int]) -> Column:
+    """Return whether bytes are framed with one of these ids."""
     from pyspark.sql import functions as F
 
-    are = [first == head(number) for number in ids]
+    are = [F.startswith(column, head(number)) for number in ids]
     return functools.reduce(operator.or_, are) if are else F.lit(False)
 
 

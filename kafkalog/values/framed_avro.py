@@ -249,7 +249,8 @@ class FramedAvro:
             reason = reason.when(words.isNotNull(), words)
         unknown = (
             f"{it} has the schema id %s, which was not known when the query was made (expected one "
-            f"of {_listed(self._schemas)}). Start the query again: it asks the registry anew."
+            f"of {_listed(self._schemas)}). Start the query again: it then asks the "
+            f"registry. If the id is of another subject, give {self._prefix}subject=."
         )
         known = [number for number in self._schemas if number not in strangers]
         # Schemas that are given by their ids will not become more.

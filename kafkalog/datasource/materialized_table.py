@@ -267,12 +267,11 @@ class MaterializedTable:
 
         Some megabytes are read here, in a fraction of the time that tasks in Python take to start.
         """
-        from pyspark.sql import functions as f
-
         found = self._read_changes(moment, state)
         if found is None:
             return self._latest(self._ends(state), moment)
-        return f.broadcast(self._session.createDataFrame(found))
+        # The coalesce only keeps the optimizer from decoding the values here, row by row.
+        return self._session.createDataFrame(found).coalesce(_FILES_MIN)
 
     def _read_changes(self, moment: TableMoment, state: State) -> pa.Table | None:
         """Return the changes; None if they are too large for this process."""

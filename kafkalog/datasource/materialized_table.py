@@ -253,26 +253,29 @@ class MaterializedTable:
         """Return the rows of a state as `_typed` does: from files and changes, or from the log."""
         if base is None:
             return self._typed(self._latest(self._ends(state), None))
-        changes = self._changes(base.moment, state)
+        from pyspark.sql import functions as f
+
+        changes, are_few = self._changes(base.moment, state)
         typed, columns, place_columns = self._typed(changes.where("value IS NOT NULL"))
         if typed.dtypes != self._files(base).dtypes:  # a registry has another schema by now
             return self._rows(None, state)
         key, partition, _ = place_columns
         keys = changes.select(changes["partition"].alias(partition), changes["key"].alias(key))
+        keys = f.broadcast(keys) if are_few else keys
         kept = self._files(base).join(keys, [partition, key], "left_anti")
         return kept.unionByName(typed), columns, place_columns
 
-    def _changes(self, moment: TableMoment, state: State) -> DataFrame:
+    def _changes(self, moment: TableMoment, state: State) -> tuple[DataFrame, bool]:
         """Return the latest records of the keys that have changed up to a state, with tombstones.
 
-        Some megabytes are read here, in a fraction of the time that tasks in Python take to start.
+        The truth value says whether they are few: some megabytes are read here, in a fraction of
+        the time that tasks in Python take to start.
         """
-        from pyspark.sql import functions as f
-
         found = self._read_changes(moment, state)
         if found is None:
-            return self._latest(self._ends(state), moment)
-        return f.broadcast(self._session.createDataFrame(found))
+            return self._latest(self._ends(state), moment), False
+        # The coalesce only keeps the optimizer from decoding the values here, row by row.
+        return self._session.createDataFrame(found).coalesce(_FILES_MIN), True
 
     def _read_changes(self, moment: TableMoment, state: State) -> pa.Table | None:
         """Return the changes; None if they are too large for this process."""

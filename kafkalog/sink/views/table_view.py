@@ -407,7 +407,7 @@ class _Apply:
     number: int
     run_id: str
     log_options: Mapping[str, str]
-    tables: Sequence[RefreshedTable]
+    tables: Sequence[RefreshedTable] = ()
 
     @plain_in_batch
     def __call__(self, df: DataFrame, batch_id: int) -> None:

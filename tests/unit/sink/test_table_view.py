@@ -433,7 +433,7 @@ def test_waiting_for_a_topic_that_was_created_again_under_the_query_ends(
     ):
         view.wait_until(timeout_s=10)
     monkeypatch.setattr(KTableView, "_start", lambda view, changes, number: number)
-    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes: None)
+    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes, topics: None)
     monkeypatch.setattr(KTableView, "_changes", lambda view, spark: spark)
     started: Any = view.start()
     assert started == 2
@@ -482,7 +482,7 @@ def test_of_many_starts_at_once_one_runs(place: Place, monkeypatch: pytest.Monke
             view.start()
 
     monkeypatch.setattr(KTableView, "_start", start)
-    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes: None)
+    monkeypatch.setattr(SQLiteUpsert, "check_columns", lambda upsert, changes, topics: None)
     monkeypatch.setattr(KTableView, "_changes", lambda view, spark: spark)
     views = [place.view(object()) for _ in range(4)]
     threads = [threading.Thread(target=begin, args=(view,)) for view in views * 2]

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 CONNECTOR = PEERS / "spark"
 CORES = 2
 """Task slots."""
+KEY: Final = "encode(lpad(cast({0} as string), 10, '0'), 'utf-8') as key"
+VALUE: Final = (
+    "encode(concat('{{\"number\":', lpad(cast({0} as string), 10, '0'), ',\"hash\":\"', "
+    'lpad(hex(xxhash64({0})), 16, \'0\'), \'","name":"customer","state":"active","n":\', '
+    "lpad(cast({0} % 997 as string), 3, '0'), '}}'), 'utf-8') as value"
+)
+"""Columns of a record that expressions make of a number."""
 
 
 def connector_fault() -> str | None:

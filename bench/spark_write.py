@@ -41,7 +41,7 @@ import kafkalog
 from bench import MORE, Claim, compare_figures, leave_out, program, report
 from bench.broker import full_size
 from bench.floor import FORMAT, Floor, counted_rows
-from bench.spark import connector_fault, session, watched
+from bench.spark import KEY, VALUE, connector_fault, session, watched
 from bench.spark_read import FETCHES
 from tests.conformance import kafka
 
@@ -57,12 +57,6 @@ STREAM_TARGETS: Final = {FLOOR: ">= 0.85", SYNCED: ">= 1", CONNECTOR: ">= 1"}
 BROKERS: Final[dict[str, dict[str, str]]] = {CONNECTOR: {}, SYNCED: {"flush.messages": "1"}}
 """The connector's peers, with the configs of their topics."""
 PRODUCER: Final = {"kafka.linger.ms": "5", "kafka.batch.size": "262144"}
-KEY: Final = "encode(lpad(cast({0} as string), 10, '0'), 'utf-8') as key"
-VALUE: Final = (
-    "encode(concat('{{\"number\":', lpad(cast({0} as string), 10, '0'), ',\"hash\":\"', "
-    'lpad(hex(xxhash64({0})), 16, \'0\'), \'","name":"customer","state":"active","n":\', '
-    "lpad(cast({0} % 997 as string), 3, '0'), '}}'), 'utf-8') as value"
-)
 
 CONTENT: Final = ["count(*)", "sum(xxhash64(key, value) % 1000003)"]
 CASES: Final = [(partitions, codec) for partitions in (1, 4) for codec in ("none", "lz4")]

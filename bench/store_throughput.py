@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 
 import kafkalog
 from bench import LESS, compare_figures, leave_out, program, report
-from bench.spark import session, watched
-from bench.spark_write import KEY, VALUE, content
+from bench.spark import KEY, VALUE, session, watched
+from bench.spark_write import content
 from bench.stored import StoreServer, fault, options_at, url_of
 
 if TYPE_CHECKING:

@@ -178,10 +178,10 @@ class DirectoryMoment(Moment):
         return closing_min(total, count)
 
     def _closed_bytes(self, topic: str, partition: int, state: PartitionState) -> int:
+        found: Sequence[SegmentFiles] = ()
         with files.ignoring():  # its own row says what is wrong with it
             found = glance_at_segments(self._directory(topic, partition)) or ()
-            return sum(s.size for s in found if s.base_offset < state.active_base)
-        return 0
+        return sum(each.size for each in found if each.base_offset < state.active_base)
 
 
 def _has_active(segments: Sequence[SegmentFiles], state: PartitionState) -> bool:

@@ -1,0 +1,174 @@
+"""Rows a second of a streaming write and a streaming read, on each release of Spark.
+
+    python -m bench.releases [--quick] [--json] [--path DIR] [--rounds N]
+
+Each release has a process of its own, with the PySpark of `make peers`. They take turns, round by
+round, at the same rows of 100 bytes: micro-batches that Spark makes of numbers go to a log by
+`writeStream`, and a stream reads all of them in one micro-batch into the format `noop`. The time is
+Spark's own `triggerExecution`. The first micro-batch of a write, in which Spark starts its
+processes, does not count; of two reads the faster one does. The first round warms up.
+
+It is run by hand: the page of benchmarks has the newest Spark alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import kafkalog
+from bench import MORE, compare_figures, in_turn, leave_out, program, report
+from bench.answering_process import AnsweringProcess
+from bench.spark import KEY, VALUE, session
+from tests import spark_peers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NEWEST: Final = spark_peers.RELEASES[-1]
+TARGET: Final = ">= 0.9"
+TASKS: Final = 4
+COUNT: Final = 4
+"""Micro-batches of a query."""
+
+
+class ReleaseProcess(AnsweringProcess):
+    """The process of a release, as its parent sees it."""
+
+    def __init__(self, release: str, scratch: Path, rows: int) -> None:
+        directory = scratch / release
+        directory.mkdir()
+        kept = dict(os.environ)
+        os.environ.update(spark_peers.environment(release))
+        os.environ.pop("SPARK_HOME", None)
+        try:
+            errors = directory / "errors"
+            super().__init__(
+                "bench.releases", "--process", str(directory), str(rows), errors=errors
+            )
+        finally:
+            os.environ.clear()
+            os.environ.update(kept)
+
+
+class _Release:
+    def __init__(self, spark: SparkSession, directory: Path, rows: int) -> None:
+        self._spark, self._directory, self._rows = spark, directory, rows
+        self._turn = 0
+        starts, size = directory / "starts", rows // TASKS
+        starts.mkdir()
+        for number in range(COUNT * TASKS):
+            (starts / str(number)).write_text(str(number * size))
+        source = spark.readStream.format("text").option("maxFilesPerTrigger", TASKS)
+        first = "cast(value as bigint)"
+        numbers = f"explode(sequence({first}, {first} + {size - 1})) as number"
+        frame = source.load(str(starts)).selectExpr(numbers)
+        self._frame = frame.selectExpr(KEY.format("number"), VALUE.format("number"))
+
+    def release(self) -> str:
+        return str(self._spark.version)
+
+    def write(self) -> float:
+        """Write a topic; returns million rows a second."""
+        self._turn += 1
+        with kafkalog.open(self._log) as log:
+            log.create_topic(self._topic, TASKS, {"cleanup.policy": "delete"})
+        writer = self._frame.writeStream.format("kafkalog").option("topic", self._topic)
+        done = self._run(writer.option("path", self._log), "write")
+        assert len(done) == COUNT, done
+        return self._rows * (COUNT - 1) / sum(done[1:]) / 1000
+
+    def read(self) -> float:
+        """Read the topic that was written last, twice; returns million rows a second."""
+        reader = self._spark.readStream.format("kafkalog").option("startingOffsets", "earliest")
+        writer = reader.option("subscribe", self._topic).load(self._log).writeStream.format("noop")
+        took = [sum(self._run(writer, f"read-{number}")) for number in range(2)]
+        return self._rows * COUNT / min(took) / 1000
+
+    @property
+    def _log(self) -> str:
+        return str(self._directory / "log")
+
+    @property
+    def _topic(self) -> str:
+        return f"t{self._turn}"
+
+    def _run(self, writer: Any, name: str) -> list[int]:
+        """Run a query to the end of its source; return what each micro-batch took, in ms."""
+        checkpoint = self._directory / f"checkpoint-{name}-{self._turn}"
+        query = writer.option("checkpointLocation", str(checkpoint)).start()
+        try:
+            query.processAllAvailable()
+            done = [each for each in query.recentProgress if each["numInputRows"]]
+        finally:
+            query.stop()
+        return [each["durationMs"]["triggerExecution"] for each in done]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the benchmark and print the ratios to the newest of the releases."""
+    parser = program("releases", __doc__, quick="few rows")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds that count")
+    options = parser.parse_args(arguments)
+    rows, rounds = (20_000, 1) if options.quick else (200_000, options.rounds)
+    found = {(what, name): list[float]() for what in WORK for name in spark_peers.RELEASES}
+    for release in spark_peers.RELEASES:
+        if not spark_peers.package(release).is_dir():
+            leave_out(f"Spark {release}", "`make peers` fetches it")
+            return
+    with contextlib.ExitStack() as opened:
+        name = TemporaryDirectory(prefix="kafkalog-bench-", dir=options.path)
+        scratch = Path(opened.enter_context(name))
+        running = {
+            release: opened.enter_context(ReleaseProcess(release, scratch, rows))
+            for release in spark_peers.RELEASES
+        }
+        versions = {release: process.ask("release") for release, process in running.items()}
+        for turn in range(rounds + 1):
+            for release in in_turn(turn, spark_peers.RELEASES):
+                for what in WORK:
+                    os.sync()
+                    rate = running[release].ask(what)
+                    found[what, release] += [rate] if turn else []
+    for what, words in WORK.items():
+        for release in spark_peers.RELEASES[:-1]:
+            ours, peer = found[what, release], found[what, NEWEST]
+            claim = compare_figures(
+                f"{words}, {rows:,} rows a micro-batch, Spark {versions[release]}",
+                ours,
+                peer,
+                unit="million rows/s",
+                peer_name=f"Spark {versions[NEWEST]}",
+                ratio_is=MORE,
+                target=TARGET,
+            )
+            best = round(max(ours) / max(peer), 3)
+            report(claim.told(ratio_of_the_best=best), as_json=options.json)
+
+
+WORK: Final = {"write": "writeStream", "read": "readStream"}
+
+
+def answer(directory: Path, rows: int) -> None:
+    """Be the process of a release: do what each line names."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print would be taken for an answer
+    conf = {"spark.sql.files.minPartitionNum": str(TASKS)}
+    with session(directory, memory="1g", conf=conf) as spark:
+        kafkalog.register(spark)
+        release = _Release(spark, directory, rows)
+        for line in sys.stdin:
+            print(json.dumps(getattr(release, line.strip())()), file=answers)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--process"]:
+        answer(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main()

@@ -23,7 +23,7 @@ CHOSEN = [
     "sink/test_spark_postgres_upsert.py::test_tables_follow_a_log_exactly_once",
     "sink/test_spark_table_view.py::test_a_view_follows_and_outlives_its_table",
     "sink/delta_rules.py::test_a_commit_has_the_rows_and_the_position",
-    "datasource/bare_avro_rules.py::test_a_framed_value_is_decoded_as_the_error_says",
+    "values/bare_avro_rules.py::test_a_framed_value_is_decoded_as_the_error_says",
 ]
 """The rules of Delta Lake and those of Avro begin a session of their own."""
 SETTINGS = {

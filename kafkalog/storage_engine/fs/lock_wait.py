@@ -20,6 +20,8 @@ PATIENCE_S: Final = 10.0
 _LOCKS: Final = Path("/proc/locks")
 _STOPPED: Final = frozenset("Tt")
 _COMMAND_MAX: Final = 120
+_LOOKS: Final = 10
+"""How often the list is read: while others lock and unlock, a reading may miss a line."""
 
 
 @contextlib.contextmanager
@@ -51,12 +53,11 @@ def reported(paths: Sequence[str], patience_s: float) -> Iterator[None]:
 
 
 def _held(paths: Sequence[str]) -> str:
-    found = [
-        _described(pid) for pid in dict.fromkeys(pid for path in paths for pid in holders(path))
-    ]
-    if not found:
-        return f"another process holds it; `lsof {paths[0]}` names it"
-    return " and ".join(found)
+    for _ in range(_LOOKS):
+        found = dict.fromkeys(pid for path in paths for pid in holders(path))
+        if found:
+            return " and ".join(map(_described, found))
+    return f"another process holds it; `lsof {paths[0]}` names it"
 
 
 def holders(path: str) -> list[int]:

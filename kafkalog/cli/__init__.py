@@ -197,7 +197,8 @@ def _command(verb: str) -> click.Command:
 
     from kafkalog.cli.app.verb_command import VerbCommand, examples
 
-    module = importlib.import_module(f"kafkalog.cli.{verb.replace('-', '_')}")
+    name = verb.replace("-", "_")
+    module = importlib.import_module(f"kafkalog.cli.{name}")
     shown = examples(module.EXAMPLES)
     if verb == "topics":
         made: click.Command = module.application(name=verb, help=_sentence(verb), epilog=shown)

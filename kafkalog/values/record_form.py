@@ -110,8 +110,8 @@ class RecordForm:
         rows = [row.asDict() for row in records.select(*asked).distinct().collect()]
         known = topics or {row["kl_topic"] for row in rows if "kl_topic" in row}
         for number, each in enumerate(framed):
-            heads = {row[f"kl_head_{number}"] for row in rows} - {None}
-            each.ask({int.from_bytes(head[1:]) for head in map(bytes, heads)}, known)
+            heads = [head for row in rows if (head := row[f"kl_head_{number}"]) is not None]
+            each.ask({int.from_bytes(head[1:]) for head in heads}, known)
 
     def knows_columns(self, topics: Collection[str]) -> bool:
         """Return whether the columns are known before any record; registries are asked."""

@@ -102,9 +102,10 @@ def _journal_record(directory: Path) -> Case:
 def _journal_state(directory: Path) -> Case:
     """The last record gives a partition any numbers of 64 bits; then it is read, and written to."""
     root = Root(directory / "root", logs=[_small()])
-    numbers = struct.Struct(">11q")
     write = _last_record(root.path / layout.COMMIT)
     *_, (*_, last) = Journal(root.path / layout.COMMIT).records()[1]
+    known = last["partitions"]["t"]["0"]
+    numbers = struct.Struct(f">{len(known)}q")
 
     def decode(data: bytes) -> None:
         values = numbers.unpack_from(data.ljust(numbers.size, b"\0"))
@@ -115,7 +116,7 @@ def _journal_state(directory: Path) -> Case:
             _use(path)
         _clean(path)
 
-    return Case(decode, [numbers.pack(*last["partitions"]["t"]["0"])])
+    return Case(decode, [numbers.pack(*known)])
 
 
 def _last_record(path: Path) -> Callable[[Path, bytes], None]:

@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--floor", type=int, help="bytes")
     options = parser.parse_args()
     if options.floor is not None:
-        plan.CLOSING_LEAST = plan.CLOSING_MOST = options.floor  # type: ignore[misc]
+        plan.CLOSING_LEAST = plan.CLOSING_MOST = options.floor  # type: ignore[misc]  # to try another
     names = "history partitions where peak/live written/appended segments cleanings CPU-s"
     print("|", " | ".join(names.split()), "|")
     print("|---" * 8 + "|")

@@ -68,7 +68,7 @@ def converted(df: DataFrame, conversions: Sequence[Conversion]) -> tuple[DataFra
         waiting: dict[str, Column] = {}
         for number, value in sent.items():
             try:
-                expression = conversions[number].send(value)  # type: ignore[arg-type]
+                expression = conversions[number].send(value)  # type: ignore[arg-type]  # None starts it
                 waiting[f"kl_step_{step}_{number}"] = expression
             except StopIteration as finished:
                 results[number] = finished.value

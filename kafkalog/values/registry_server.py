@@ -46,7 +46,7 @@ class RegistryServer:
 
     def __setstate__(self, state: tuple[str, dict[str, Any], dict[int, RegisteredSchema]]) -> None:
         url, config, known = state
-        self.__init__(url, config)  # type: ignore[misc]
+        self.__init__(url, config)  # type: ignore[misc]  # a new client, by the same rules
         self._known = known
 
     def schema(self, number: int) -> RegisteredSchema:

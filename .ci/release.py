@@ -11,6 +11,7 @@ run.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = "spark,connect,state,metrics,sqlite,postgres,object-store"
+EXTRAS = "spark,connect,state,metrics,sqlite,postgres,object-store,schema-registry"
 """What users may add; the other extras are for work on kafkalog."""
 
 
@@ -67,10 +68,12 @@ def try_out(root: Path, wheel: Path, bill: Path) -> None:
     """Install a wheel into a clean environment, run its doctor, and list what is there."""
     with tempfile.TemporaryDirectory(prefix="kafkalog-release-") as scratch:
         venv.create(scratch)
-        python = str(Path(scratch) / "bin" / "python")
+        commands = Path(scratch) / "bin"
+        python = str(commands / "python")
         pip = (sys.executable, "-m", "pip", "--python", python, "install", "-q")
         _run(Path(scratch), *pip, f"{wheel}[{EXTRAS}]")
-        _run(Path(scratch), str(Path(scratch) / "bin" / "kafkalog"), "doctor")
+        activated = os.pathsep.join([str(commands), os.environ["PATH"]])
+        _run(Path(scratch), "env", f"PATH={activated}", str(commands / "kafkalog"), "doctor")
         bom = ("cyclonedx_py", "environment", "--pyproject", str(root / "pyproject.toml"))
         options = ("--mc-type", "library", "--output-reproducible", "--output-file", str(bill))
         _run(root, sys.executable, "-m", *bom, *options, python)

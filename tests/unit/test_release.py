@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests import ROOT
 RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "release.py"))
 version_of: Callable[[Path], str] = RELEASE["version_of"]
 check_repository: Callable[[Path, str], None] = RELEASE["check_repository"]
+FOR_WORK = {"demo", "test", "bench", "dev", "docs", "release", "fuzz"}
 FILES = ("pyproject.toml", "kafkalog/__init__.py", "CHANGELOG.md")
 
 
@@ -47,6 +49,11 @@ def test_a_release_refuses_a_version_that_one_place_does_not_name(
     (checkout / name).write_text(text.replace(version, "9.9.9", 1))
     with pytest.raises(SystemExit, match="expected"):
         version_of(checkout)
+
+
+def test_a_release_is_tried_out_with_every_extra_of_users() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*RELEASE["EXTRAS"].split(",")} == {*project["optional-dependencies"]} - FOR_WORK
 
 
 def test_a_release_has_a_day(checkout: Path) -> None:

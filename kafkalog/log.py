@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kafkalog.cleaner.state.stats import CleanerStats
     from kafkalog.erasure.erase import Erasure, Progress
     from kafkalog.erasure.occurrences import Occurrences
+    from kafkalog.storage_engine.log.followed_topic import FollowedTopic
     from kafkalog.storage_engine.log.log import Source
     from kafkalog.storage_engine.log.results import CommitResult
     from kafkalog.storage_engine.metadata.state import TopicState
@@ -102,6 +103,7 @@ class KafkaLog:
         self._log = open_log(path, read_only=read_only, create=create, options=options)
         self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
+        self._followed: WeakSet[FollowedTopic] = WeakSet()
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self._cleaner: CleanerThread | None = None
         if cleaner:
@@ -277,6 +279,53 @@ class KafkaLog:
             isolation_level=isolation_level,
         )
 
+    def follow(
+        self,
+        topic: str,
+        start: str | Mapping[int, int] = "latest",
+        *,
+        include_headers: bool = False,
+        isolation_level: str = time_offsets.READ_COMMITTED,
+        poll_s: float = 0.2,
+    ) -> FollowedTopic:
+        """Return the records of all partitions as they are committed: `for`, or `async for`.
+
+        `start` is "latest", "earliest" or {partition: offset}, in which a partition that isn't
+        named begins with its first record. The batches have the columns of `kafkalog.schema`, and
+        within a partition ascending offsets. On Linux a commit of this host wakes the iteration;
+        elsewhere, and in an object store, it looks every `poll_s` seconds. It ends once it is
+        closed, or the log. Raises UnknownTopicError, and OffsetOutOfRangeError for a start that
+        isn't there. The iteration raises DataLossError for records that retention deleted before
+        they were read, or if the topic is deleted; and CorruptBatchError. Kafka: KafkaConsumer.
+        """
+        from kafkalog.storage_engine.log.followed_topic import FollowedTopic
+
+        followed = FollowedTopic(
+            self._log,
+            topic,
+            start,
+            include_headers=include_headers,
+            isolation_level=isolation_level,
+            poll_s=poll_s,
+            faults=self._told_faults,
+        )
+        self._followed.add(followed)
+        return followed
+
+    def table(
+        self, topic: str, *, partition: int | None = None, include_headers: bool = False
+    ) -> pa.Table:
+        """Return the latest record of every key as an Arrow table, tombstones left out.
+
+        `latest` yields the same, batch by batch, and says what it raises.
+        """
+        import pyarrow as pa
+
+        from kafkalog.schema import changelog_schema
+
+        batches = self.latest(topic, partition=partition, include_headers=include_headers)
+        return pa.Table.from_batches(batches, changelog_schema(include_headers=include_headers))
+
     def latest(
         self,
         topic: str,
@@ -445,10 +494,12 @@ class KafkaLog:
         )
 
     def close(self) -> None:
-        """Close producers that are open, stop the background cleaner, then close the log.
+        """Close what follows topics and producers, stop the background cleaner, close the log.
 
         Raises what a producer raises that could not commit; the log is closed all the same.
         """
+        for followed in list(self._followed):
+            followed.close()
         with contextlib.ExitStack() as last:
             last.callback(self._close)  # also where a producer raises what it could not commit
             for producer in list(self._producers):

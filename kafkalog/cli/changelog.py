@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
+from kafkalog.cli.terminal.output import note
 from kafkalog.cli.terminal.time_text import epoch_ms
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.fs import clock
+from kafkalog.storage_engine.log.following import Following
 from kafkalog.storage_engine.reading import time_offsets
 
 if TYPE_CHECKING:
@@ -126,6 +128,21 @@ class Changelog:
             last = min(first + _SPAN, end)
             yield from self._batches(snapshot, first, last, keys)
             passed(last - first)
+
+    def following(self, state: State, wait: Callable[[], bool]) -> Following:
+        """Return who follows the topic, and says what was deleted before it was read."""
+
+        def lose(number: int, start: int, end: int) -> None:
+            note(
+                f"kafkalog: {self.topic}-{number}: offsets {start} to {end - 1} were deleted "
+                "before they were read"
+            )
+
+        def read(snapshot: PartitionSnapshot, start: int, end: int) -> Iterator[pa.RecordBatch]:
+            return self.of_snapshot(snapshot, start, end, lambda _: None)
+
+        topic = state.topic(self.topic)
+        return Following(self.log, topic, self.isolation_level, read, wait, lose)
 
     def _batches(
         self, snapshot: PartitionSnapshot, start: int, end: int, keys: ChosenKeys | None

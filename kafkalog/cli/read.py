@@ -36,7 +36,7 @@ from kafkalog.cli.changelog import Beginning, Changelog
 from kafkalog.cli.terminal.output import Encoding, decoded, flush, pause, progress, share_progress
 from kafkalog.cli.terminal.record_format import FORMAT_HELP
 from kafkalog.cli.terminal.record_lines import record_printer
-from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -166,23 +166,16 @@ def _range(
 def _followed(
     changelog: Changelog, beginning: Beginning, interrupt: threading.Event, *, is_all: bool
 ) -> Iterator[pa.RecordBatch]:
-    from kafkalog.cli.follow import follow
-
-    def wait() -> None:
+    def wait() -> bool:
         flush()
         pause(_POLL_S)
         if interrupt.is_set():
             raise KeyboardInterrupt
+        return True
 
     state = changelog.log.state()
-    topic = state.topic(changelog.topic)
     starts = beginning.offsets(changelog, state, at_end=True)
-    for number, start in starts.items():
-        held = topic.partitions[number]
-        if not held.log_start_offset <= start <= held.high_watermark:
-            first, last = held.log_start_offset, held.high_watermark
-            raise OffsetOutOfRangeError(changelog.topic, number, start, first, last)
-    yield from follow(changelog, starts, topic.topic_id, wait=wait, is_all=is_all)
+    yield from changelog.following(state, wait).batches(starts, is_all=is_all)
 
 
 def _latest(changelog: Changelog, bar: contextlib.ExitStack) -> Iterator[pa.RecordBatch]:

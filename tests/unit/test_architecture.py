@@ -420,6 +420,7 @@ def test_the_calls_on_files_are_in_file_system_alone() -> None:
         for call, _ in file_calls(path)
     }
     assert calls == {
+        ("change_signal.py", "os.read"),  # a queue of events, not a file
         ("files.py", "open"),  # it opens through `file_system`
         ("host.py", "read_text"),  # of the system, not of a log
         ("lock_wait.py", "read_text"),
@@ -546,7 +547,7 @@ def test_a_log_offers_what_a_user_may_do_and_nothing_else() -> None:
 
     topics = {"create_topic", "topics", "describe", "alter_topic", "delete_topic", "offsets"}
     writing = {"append", "append_raw", "producer", "delete_records"}
-    reading = {"read", "latest", "lookup", "offset_for_time"}
+    reading = {"read", "follow", "latest", "table", "lookup", "offset_for_time"}
     cleaning = {"clean", "cleaner", "status", "explain", "erase", "occurrences"}
     public = topics | writing | reading | cleaning | {"root", "close"}
     assert {name for name in dir(KafkaLog) if not name.startswith("_")} == public

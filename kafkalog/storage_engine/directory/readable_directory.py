@@ -25,6 +25,7 @@ from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
+from kafkalog.storage_engine.fs.change_signal import ChangeSignal
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata import address, checkpoints, directory_signs, new_log
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
@@ -119,6 +120,10 @@ class ReadableDirectory(ReadableLog):
                     f"{root}: the directory of this log was moved or removed since it was opened "
                     "(expected the log that was there). Open the log again where it is now."
                 )
+
+    def change_signal(self) -> ChangeSignal:
+        """Return what tells of the next commit, which is written to the journal."""
+        return ChangeSignal(self.root)
 
     def is_live(self, topic: str, partition: int) -> bool:
         """Return whether a broker that runs has the partition."""

@@ -1,15 +1,20 @@
 """Functions of the C library that Python does not have; where one is missing, nothing happens.
 
 macOS names its boot and its hardware: elsewhere both names are empty. glibc gives memory back.
+Linux tells of changes in a directory.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
+from pathlib import Path
 from typing import Any, Final
 
 _TEXT_SIZE: Final = 37
 """The bytes of a UUID's text, with the zero at its end."""
+_IN_MODIFY: Final = 0x2
+_IN_MOVED_TO: Final = 0x80
 
 
 def boot_session() -> str:
@@ -40,6 +45,21 @@ def give_back_memory() -> None:
     trim = _function("malloc_trim")
     if trim is not None:
         trim(0)
+
+
+def watch_directory(directory: Path) -> int:
+    """Return a descriptor to read from once a file of the directory is written or replaced, or -1.
+
+    Close it after use. inotify(7): a system without it, or a process with too many, gives -1.
+    """
+    begin, add = _function("inotify_init1"), _function("inotify_add_watch")
+    descriptor: int = -1 if begin is None else begin(os.O_CLOEXEC | os.O_NONBLOCK)
+    if descriptor < 0:
+        return -1
+    if add(descriptor, os.fsencode(directory), _IN_MODIFY | _IN_MOVED_TO) < 0:
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def _function(name: str) -> Any:

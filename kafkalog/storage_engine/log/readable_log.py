@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.fs.change_signal import ChangeSignal
 from kafkalog.storage_engine.metadata.state import State, TopicState
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class ReadableLog(ABC):
 
     def check_is_here(self) -> None:  # noqa: B027
         """Raise LogMovedError if the log is no longer where it was opened; asked after a fault."""
+
+    def change_signal(self) -> ChangeSignal:
+        """Return what tells of the next commit; close it after use."""
+        return ChangeSignal(None)
 
     def is_live(self, topic: str, partition: int) -> bool:
         """Return whether a broker that runs has the partition."""

@@ -14,7 +14,6 @@ import pytest
 import kafkalog as library
 from kafkalog.cli import read
 from kafkalog.cli.changelog import Changelog
-from kafkalog.cli.follow import follow
 from kafkalog.cli.terminal.time_text import epoch_ms
 from kafkalog.errors import DataLossError, InvalidInputError
 from kafkalog.log import KafkaLog
@@ -222,10 +221,6 @@ def test_to_follow_from_an_offset_that_is_not_there_is_refused(
 # --- what is committed later ---------------------------------------------------------------------
 
 
-class Over(Exception):
-    """Nothing more is going to happen."""
-
-
 def followed(
     log: KafkaLog,
     *acts: Callable[[], object],
@@ -238,16 +233,17 @@ def followed(
     todo = list(acts)
     reports: list[list[object]] = [[]]
 
-    def wait() -> None:
+    def wait() -> bool:
         if not todo:
-            raise Over
+            return False
         reports.append([])
         todo.pop(0)()
+        return True
 
-    starts = changelog.ends(directory_log_of(log).state())
-    with pytest.raises(Over):
-        for batch in follow(changelog, starts, log.describe("t").topic_id, wait=wait, is_all=True):
-            reports[-1] += batch["value"].to_pylist()
+    state = directory_log_of(log).state()
+    starts = changelog.ends(state)
+    for batch in changelog.following(state, wait).batches(starts, is_all=True):
+        reports[-1] += batch["value"].to_pylist()
     return reports
 
 

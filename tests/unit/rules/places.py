@@ -109,6 +109,12 @@ class Place(LogBuilder):
         reason="a segment file waits for retention; an object goes with the commit that ends it",
     )
 
+    tells_of_commits = Property(
+        directory=True,
+        objects=False,
+        reason="the system tells who waits that a file was written; a store has to be asked",
+    )
+
     # --- what acts on it -------------------------------------------------------------------------
 
     @property

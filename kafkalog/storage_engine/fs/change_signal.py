@@ -1,0 +1,54 @@
+"""Waits until a directory's files change: by inotify where the system has it, else for a time."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from pathlib import Path
+from typing import Self
+
+from kafkalog.storage_engine.fs import c_library
+
+_EVENTS = 1 << 16
+
+
+class ChangeSignal:
+    """Wakes one waiting thread when a file of a directory is written, and when it is closed.
+
+    A file system that another host writes to gives no events. So whoever waits looks again after
+    each wait, which takes at most the seconds given. Linux: inotify(7).
+    """
+
+    def __init__(self, directory: Path | None) -> None:
+        """Without a directory, `wait` waits for its time, or until the signal is closed."""
+        self._closed = threading.Event()
+        self._descriptor = -1 if directory is None else c_library.watch_directory(directory)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for a change, at most so long; return False once the signal is closed."""
+        if self._descriptor < 0:
+            return not self._closed.wait(seconds)
+        if self._closed.is_set():
+            return False
+        if select.select([self._descriptor], [], [], seconds)[0]:
+            os.read(self._descriptor, _EVENTS)
+        return not self._closed.is_set()
+
+    def close(self) -> None:
+        """Let `wait` return False from now on, within its time; may be called by any thread."""
+        self._closed.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed.is_set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

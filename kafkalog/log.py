@@ -191,7 +191,9 @@ class KafkaLog:
         """Return {partition: (log start offset, high watermark)}; raises UnknownTopicError."""
         return self._log.offsets(topic)
 
-    def append(self, topic: str, records: Any, *, now_ms: int | None = None) -> CommitResult:
+    def append(
+        self, topic: str, records: Any, *, drop_extra: bool = False, now_ms: int | None = None
+    ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
         `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
@@ -205,11 +207,12 @@ class KafkaLog:
         A tuple is (key, value[, headers, timestamp]); a dict and a table have these names. Keys and
         values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables need a
         value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs, or a
-        mapping; timestamp: epoch ms. A table may have a column partition. Raises
-        UnknownTopicError, and InvalidInputError for any other form and for a record that the topic
-        does not take.
+        mapping; timestamp: epoch ms, or a datetime with a time zone. A table may have a column
+        partition. What `read` gives has more columns, as `offset`: `drop_extra` drops them. Raises
+        UnknownTopicError, and InvalidInputError for any other form, for a column or field that a
+        record doesn't have, and for a record that the topic doesn't take.
         """
-        return self._log.append(topic, records, now_ms=now_ms)
+        return self._log.append(topic, records, drop_extra=drop_extra, now_ms=now_ms)
 
     def append_raw(
         self, topic: str, partition: int, source: Source, *, now_ms: int | None = None
@@ -254,7 +257,7 @@ class KafkaLog:
     def read(
         self,
         topic: str,
-        partition: int,
+        partition: int | None = None,
         start: int | None = None,
         end: int | None = None,
         *,
@@ -264,20 +267,42 @@ class KafkaLog:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the records of `[start, end)`, by default from log start to the last stable offset.
 
-        The batches have the columns of `kafkalog.schema`, or those named. Nothing at or above the
-        last stable offset is read, nor are aborted transactions; with `read_uncommitted` both are,
-        up to the high watermark. Raises UnknownTopicError, CorruptBatchError, and
-        OffsetOutOfRangeError, which names the valid range. Kafka: isolation.level.
+        Without a partition it yields those of all partitions, in turn, as of one moment. The
+        batches have the columns of `kafkalog.schema`, or those named; where there are no records,
+        one empty batch has them. Nothing at or above the last stable offset is read, nor are
+        aborted transactions; with `read_uncommitted` both are, up to the high watermark. Raises
+        UnknownTopicError, CorruptBatchError, and OffsetOutOfRangeError, which names the valid
+        range; and InvalidInputError for offsets without a partition. Kafka: isolation.level.
         """
-        return self._log.read(
-            topic,
-            partition,
-            start,
-            end,
-            include_headers=include_headers,
-            columns=columns,
-            isolation_level=isolation_level,
-        )
+        import pyarrow as pa
+
+        from kafkalog.schema import chosen_columns
+
+        ends = {partition: end}
+        if partition is None:
+            if (start, end) != (None, None):
+                raise InvalidInputError(
+                    "start, end: offsets of no partition (expected a partition, found None). "
+                    "Name the partition."
+                )
+            held = self._log.describe(topic).present()
+            ends = {each: time_offsets.end_offset(of, isolation_level) for each, of in held}
+        is_empty = True
+        for number, last in ends.items():
+            for batch in self._log.read(
+                topic,
+                number,
+                start,
+                last,
+                include_headers=include_headers,
+                columns=columns,
+                isolation_level=isolation_level,
+            ):
+                is_empty = False
+                yield batch
+        if is_empty:
+            schema = chosen_columns(columns, include_headers=include_headers)
+            yield pa.RecordBatch.from_pylist([], schema)
 
     def follow(
         self,

@@ -189,7 +189,13 @@ class Log(ReadableLog):
         return {n: (p.log_start_offset, p.high_watermark) for n, p in present}
 
     def append(
-        self, topic: str, records: Any, *, now_ms: int | None = None, batch_size: int = BATCH_SIZE
+        self,
+        topic: str,
+        records: Any,
+        *,
+        drop_extra: bool = False,
+        now_ms: int | None = None,
+        batch_size: int = BATCH_SIZE,
     ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
@@ -199,7 +205,7 @@ class Log(ReadableLog):
         writer = StagedWriter(
             None, self.state(), now_ms=lambda: now_of(now_ms), batch_size=batch_size
         )
-        for rows in record_batches(records):
+        for rows in record_batches(records, drop_extra=drop_extra):
             writer.append(topic, rows)
         return self.commit([writer.finish()], now_ms=now_ms)
 

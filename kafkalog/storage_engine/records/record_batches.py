@@ -12,8 +12,8 @@ from kafkalog.storage_engine.records.record_fields import (
     names_of,
     shown,
     to_bytes,
+    to_epoch_ms,
     to_headers,
-    to_int64,
 )
 
 if TYPE_CHECKING:
@@ -26,17 +26,18 @@ _SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
 _FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow table.'
 
 
-def record_batches(records: Any) -> list[pa.RecordBatch]:
-    """Return record batches from the argument of `DirectoryLog.append`.
+def record_batches(records: Any, *, drop_extra: bool = False) -> list[pa.RecordBatch]:
+    """Return record batches from the argument of `KafkaLog.append`.
 
-    Raises InvalidInputError, which names the record and the field, or the column and its types.
+    `drop_extra` drops columns and fields that a record doesn't have. Raises InvalidInputError,
+    which names the record and the field, or the column and its types.
     """
     import pyarrow as pa
 
     if isinstance(records, pa.RecordBatch):
-        return [_checked(records)]
+        return [_checked(records, drop_extra)]
     if isinstance(records, pa.Table):
-        return [_checked(batch) for batch in records.to_batches()]
+        return [_checked(batch, drop_extra) for batch in records.to_batches()]
     if not isinstance(records, Iterable) or isinstance(records, _SINGLE):
         advice = " A dict of keys and values has .items()." if _is_of_values(records) else ""
         raise InvalidInputError(
@@ -44,7 +45,7 @@ def record_batches(records: Any) -> list[pa.RecordBatch]:
             f"{type(records).__name__}). {_FORMS}{advice}"
         )
     rows = [
-        record if type(record) is tuple else _as_tuple(place, record)
+        record if type(record) is tuple else _as_tuple(place, record, drop_extra)
         for place, record in enumerate(users_items(records))
     ]
     return [_of_tuples(rows)]
@@ -54,7 +55,7 @@ def _is_of_values(records: Any) -> bool:
     return isinstance(records, Mapping) and not records.keys() <= set(_FIELDS)
 
 
-def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
+def _as_tuple(place: int, record: Any, drop_extra: bool) -> tuple[Any, ...]:
     """Return the fields of a dict, a list, or a named tuple such as Spark's Row."""
     if isinstance(record, tuple):
         names = names_of(record)
@@ -68,7 +69,7 @@ def _as_tuple(place: int, record: Any) -> tuple[Any, ...]:
             f"{type(record).__name__} {shown(record)}). {_FORMS}"
         )
     for name in record:
-        if name not in _FIELDS:
+        if name not in _FIELDS and not drop_extra:
             raise InvalidInputError(
                 f"records[{place}]: unknown field {shown(name)} "
                 f"(expected {', '.join(_FIELDS)}). {_FORMS}"
@@ -103,7 +104,7 @@ def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         headers = _converted(rows, 2, to_headers)
         if any(headers):
             columns["headers"] = pa.array(headers, HEADERS)
-        times = _converted(rows, 3, lambda time: None if time is None else to_int64(time))
+        times = _converted(rows, 3, lambda time: None if time is None else to_epoch_ms(time))
         if any(time is not None for time in times):
             columns["timestamp"] = pa.array(times, pa.int64())
     return pa.RecordBatch.from_pydict(columns)
@@ -141,8 +142,11 @@ def _rules() -> dict[str, tuple[str, Any]]:
     }
 
 
-def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
-    schema, rules = rows.schema, _rules()
+def _checked(rows: pa.RecordBatch, drop_extra: bool) -> pa.RecordBatch:
+    rules = _rules()
+    if drop_extra:
+        rows = rows.select([name for name in rows.schema.names if name in rules])
+    schema = rows.schema
     names = schema.names
     if "value" not in names:
         raise InvalidInputError("records: required column 'value' not found")
@@ -150,7 +154,10 @@ def _checked(rows: pa.RecordBatch) -> pa.RecordBatch:
         if names.count(name) > 1:
             raise InvalidInputError(f"records: more than one column {name!r} (expected one)")
         if name not in rules:
-            raise InvalidInputError(f"records: unknown column {name!r}; known: {', '.join(rules)}")
+            raise InvalidInputError(
+                f"records: unknown column {name!r} (expected {', '.join(rules)}). Drop it, or give "
+                "drop_extra=True."
+            )
         expected, fits = rules[name]
         if not fits(type_):
             raise InvalidInputError(f"records: column {name!r} is {type_}, expected {expected}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeAlias
 
 from kafkalog.storage_engine.format import layout
@@ -18,6 +19,8 @@ Headers: TypeAlias = (
 )
 """{name: value}, or (name, value) pairs, or {"key": name, "value": value} as reads return them."""
 
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _HEADER: Final = {"key", "value"}
 _HEADER_FORMS: Final = 'give [("name", b"value")] or {"name": b"value"}'
 
@@ -41,6 +44,15 @@ def to_int64(number: int) -> int:
     if abs(found) > layout.INT64_MAX:
         raise ValueError(f"{found} takes more than 64 bits")
     return found
+
+
+def to_epoch_ms(time: int | datetime) -> int:
+    """Return a timestamp in epoch ms; a datetime needs a time zone, and is rounded down."""
+    if not isinstance(time, datetime):
+        return to_int64(time)
+    if time.tzinfo is None:
+        raise TypeError(f"{time.isoformat()} has no time zone")
+    return (time - _EPOCH) // _MILLISECOND
 
 
 def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:

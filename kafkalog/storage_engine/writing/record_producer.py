@@ -22,6 +22,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from kafkalog.errors import CommitInDoubtError, InvalidInputError, KafkaLogError
@@ -116,16 +117,16 @@ class Producer:
         value: bytes | str | None,
         *,
         headers: Headers | None = None,
-        timestamp: int | None = None,
+        timestamp: int | datetime | None = None,
         partition: int | None = None,
     ) -> SentRecord:
         """Accept a record, to be committed soon with others; text is UTF-8.
 
         A value of None is a tombstone. headers: (text, bytes) pairs, or a mapping; timestamp: epoch
-        ms, default now; partition: default by the key. Waits while records come faster than they
-        are committed. Raises InvalidInputError for a record that `append` would refuse, and the
-        error of the last failed commit. In both cases this record is not accepted; all others are
-        kept.
+        ms, or a datetime with a time zone, default now; partition: default by the key. Waits while
+        records come faster than they are committed. Raises InvalidInputError for a record that
+        `append` would refuse, and the error of the last failed commit. In both cases this record is
+        not accepted; all others are kept.
         """
         self._check_process()
         now_ms = self._clock()
@@ -303,6 +304,7 @@ class Producer:
             sent.note_committed(partitions, timestamps, starts)
             self._committing = self._fault = None
             self._changed.notify_all()
+        sent.tell_end()
 
     def _note_failure(self, sent: SentRecords, fault: BaseException) -> None:
         with self._changed:
@@ -346,7 +348,12 @@ class Producer:
             if count == 0:
                 return
             self._fault = self._fault or fault
+            left = [each for each in (self._committing, self._gathered) if each]
+            for each in left:
+                each.fault = self._fault
             self._changed.notify_all()
+        for each in left:
+            each.tell_end()
         text = (
             f"topic {self.topic!r}: records that were sent and are not known to be written: {count}"
         )

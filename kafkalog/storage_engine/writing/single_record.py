@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.metadata.config import TopicConfig
 from kafkalog.storage_engine.metadata.state import State, TopicState
-from kafkalog.storage_engine.records.record_fields import Headers, to_bytes, to_headers, to_int64
+from kafkalog.storage_engine.records.record_fields import (
+    Headers,
+    to_bytes,
+    to_epoch_ms,
+    to_headers,
+    to_int64,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +48,7 @@ class SingleRecord(NamedTuple):
         key: bytes | str | None,
         value: bytes | str | None,
         headers: Headers | None,
-        timestamp: int,
+        timestamp: int | datetime,
         partition: int | None,
     ) -> Self:
         """Return a record from a caller's arguments; raises InvalidInputError for other types."""
@@ -50,7 +57,7 @@ class SingleRecord(NamedTuple):
                 to_bytes(key),
                 to_bytes(value),
                 to_headers(headers),
-                to_int64(timestamp),
+                to_epoch_ms(timestamp),
                 None if partition is None else to_int64(partition),
             )
         except (TypeError, ValueError) as fault:

@@ -151,3 +151,23 @@ def test_a_table_has_the_latest_record_of_each_key(place: Place) -> None:
     }
     assert place.log.table("t", partition=1).num_rows == 0
     assert "headers" in place.log.table("t", include_headers=True).schema.names
+
+
+def test_all_partitions_are_read_in_turn(place: Place) -> None:
+    place.topic(partitions=3)
+    place.append(("a", "0"), partition=2)
+    place.append(("b", "1"), partition=0)
+    assert [*values(place.log.read("t"))] == [b"1", b"0"]
+    with pytest.raises(InvalidInputError, match="Name the partition"):
+        next(place.log.read("t", start=1))
+
+
+def test_where_there_are_no_records_one_empty_batch_has_the_columns(place: Place) -> None:
+    place.topic(partitions=2)
+    for arguments in ({}, {"partition": 1}, {"columns": ["key"]}, {"include_headers": True}):
+        (empty,) = place.log.read("t", **arguments)
+        assert empty.num_rows == 0
+        place.append(("a", "1"), partition=1)
+        assert next(place.log.read("t", **arguments)).schema == empty.schema
+        place.log.delete_topic("t")
+        place.topic(partitions=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -289,3 +290,22 @@ def test_the_help_of_append_shows_the_forms() -> None:
     text = KafkaLog.append.__doc__ or ""
     for form in ('[("k1", "v1")', '[{"key": "k4", "value": ', "pyarrow.table("):
         assert form in text
+
+
+def test_what_a_read_gives_is_taken_but_for_its_extra_columns(log: KafkaLog) -> None:
+    log.append("t", [("a", "1", {"by": "ann"}, TIME_MS), ("b", None, None, TIME_MS + 1)])
+    before = rows(log)
+    table = pa.Table.from_batches(log.read("t", include_headers=True))
+    for records in (table, table.to_batches()[0], table.to_pylist()):
+        with pytest.raises(InvalidInputError, match=r"unknown (column|field) 'topic'"):
+            log.append("t", records)
+        log.append("t", records, drop_extra=True)
+    assert rows(log) == before * 4
+
+
+def test_a_datetime_is_a_timestamp_if_it_has_a_time_zone(log: KafkaLog) -> None:
+    time = datetime.fromtimestamp(TIME_MS / 1000, UTC)
+    log.append("t", [("k", "v", None, time + timedelta(microseconds=999))])
+    assert rows(log) == [(b"k", b"v", None, TIME_MS)]
+    with pytest.raises(InvalidInputError, match=r"records\[0\]: timestamp: .* has no time zone"):
+        log.append("t", [("k", "v", None, time.replace(tzinfo=None))])

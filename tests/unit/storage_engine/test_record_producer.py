@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import errno
 import itertools
 import os
@@ -724,3 +726,35 @@ def test_a_kill_leaves_whole_commits_and_all_that_was_acknowledged(log: KafkaLog
     numbers = sorted(map(int, keys(log)))
     assert numbers == list(range(len(numbers)))
     assert numbers[-1] >= acknowledged[-1]
+
+
+def test_a_sent_record_is_a_future_of_asyncio(log: KafkaLog) -> None:
+    async def send() -> RecordMetadata:
+        sent = producer.send("k", "v", partition=0)
+        assert not sent.cancel()
+        return await asyncio.wrap_future(sent)
+
+    with log.producer("t") as producer:
+        assert asyncio.run(send()).offset == 0
+        several = [producer.send("k", str(number), partition=0) for number in range(3)]
+        done, _ = concurrent.futures.wait(several, WAIT_S)
+        assert sorted(each.result().offset for each in done) == [1, 2, 3]
+        assert [each.exception() for each in several] == [None] * 3
+
+
+def test_who_waits_for_a_record_that_is_given_up_gets_the_error(
+    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = log.producer("t", linger_ms=NEVER_MS)
+    sent = producer.send("k", "v")
+    found: list[BaseException | None] = []
+    sent.add_done_callback(lambda each: found.append(each.exception()))
+
+    def fail(*_: object, **__: object) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(log._log, "commit", fail)
+    with pytest.raises(StorageError, match="the disk is full"):
+        producer.close()
+    assert [str(fault) for fault in found] == ["the disk is full"]
+    assert sent.done()

@@ -278,8 +278,10 @@ class KafkaLog:
 
         from kafkalog.schema import chosen_columns
 
-        ends = {partition: end}
-        if partition is None:
+        ends: dict[int, int | None]
+        if partition is not None:
+            ends = {partition: end}
+        else:
             if (start, end) != (None, None):
                 raise InvalidInputError(
                     "start, end: offsets of no partition (expected a partition, found None). "

@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync

@@ -415,11 +415,13 @@ class ActiveSegment:
         try:
             self.reopen()
             found = os.fstat(self._log_fd)
-            indexes = self._stem + layout.INDEX, self._stem + layout.TIME_INDEX
-            is_same = (found.st_dev, found.st_ino, found.st_size) == (
-                *self._identity,
-                self.size,
-            ) and tuple(os.stat(path).st_size for path in indexes) == self._index_sizes()
+            offsets_end, times_end = self._index_sizes()
+            is_same = (
+                (found.st_dev, found.st_ino) == self._identity
+                and found.st_size == self.size
+                and os.stat(self._stem + layout.INDEX).st_size == offsets_end
+                and os.stat(self._stem + layout.TIME_INDEX).st_size == times_end
+            )
         except FileNotFoundError:
             is_same = False
         if not is_same:

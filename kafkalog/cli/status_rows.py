@@ -20,17 +20,16 @@ if TYPE_CHECKING:
 
 def status_rows(path: str, moment: Moment, topic: str | None = None) -> list[dict[str, Any]]:
     """Return what `--json` prints, in its order, all partitions or those of one topic."""
-    from kafkalog.cleaner.objects.object_moment import ObjectMoment
     from kafkalog.cleaner.report.status import status
+    from kafkalog.cleaner.shelves import object_moment_of
 
-    found = [
-        *(_store_rows(moment) if isinstance(moment, ObjectMoment) else _directories(path, moment))
-    ]
+    stored = object_moment_of(moment)
+    found = [*(_directories(path, moment) if stored is None else _store_rows(stored))]
     for each in status(moment, topic):
         known = moment.state.topics[each.topic]
         row = _partition_row(each, known.state_or_empty(each.partition))
-        if isinstance(moment, ObjectMoment):
-            row["extents"] = len(moment.store.extents(known.topic_id, each.partition))
+        if stored is not None:
+            row["extents"] = len(stored.store.extents(known.topic_id, each.partition))
         found.append(row)
     return found
 

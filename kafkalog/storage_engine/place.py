@@ -19,6 +19,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress, store_add
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 
 Place: TypeAlias = str | Path | Sequence[str | Path] | StoreAddress
@@ -121,3 +122,15 @@ def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
     if isinstance(found, DirectoryLog):
         return found
     raise only_in_directory(found.root)
+
+
+def object_log_of(log: Log | OpenedLog) -> ObjectLog | None:
+    """Return the log in an object store that is open; None, loading nothing, for a directory's."""
+    from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+
+    found = log if isinstance(log, Log) else log._log
+    if isinstance(found, DirectoryLog):
+        return None
+    from kafkalog.storage_engine.object_store.object_log import ObjectLog
+
+    return found if isinstance(found, ObjectLog) else None

@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from crc32c import crc32c
 
 from kafkalog.cleaner.dedup import kernels
 from kafkalog.cleaner.dedup.offset_map import Int64s, Uint64s
 from kafkalog.cleaner.dedup.spill.spill_file import SpillFile
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes

@@ -21,6 +21,8 @@ from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
 from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
+from kafkalog.storage_engine.reading.partition_snapshot import READ_SIZE
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 _FAR: Final = 4096
 """Offsets between two records from which on they are read apart."""
+_NULLABLE: Final = frozenset({"key", "value"})
 
 
 def latest(
@@ -165,8 +168,10 @@ class _Passes:
 
     def tell(self, records: RecordTable) -> None:
         if self._progress is not None and len(records.offsets):
-            offsets = int(records.offsets[-1]) + 1 - self._start
-            self._tell(min(max(offsets, 0), self._size))
+            self.tell_to(int(records.offsets[-1]) + 1)
+
+    def tell_to(self, next_offset: int) -> None:
+        self._tell(min(max(next_offset - self._start, 0), self._size))
 
     def end_one(self) -> None:
         self._done += 1
@@ -206,12 +211,28 @@ class _Rows:
         """Yield the rows of all committed records with a key in a span of offsets."""
         start, end = span
         is_mapped = mapped_batches(snapshot, is_strict=False)
+        if _NULLABLE.issubset(self.schema.names):  # the batches show which rows are none
+            reader = ChunkReader((snapshot.topic, snapshot.partition), self.schema)
+            for chunk in snapshot.chunks(start, end, chunk_size=READ_SIZE):
+                for batch in reader.read(chunk, is_mapped(chunk)):
+                    yield from self._made_of(batch)
+                passes.tell_to(int(chunk.table.last_offsets[-1]) + 1)
+            return
         for chunk in snapshot.chunks(start, end):
             for run, records in chunk.runs(is_mapped(chunk)):
                 offsets = records.offsets
                 is_in = (records.key_sizes >= 0) & (offsets >= start) & (offsets < end)
                 yield from self._of(snapshot, run, records, np.flatnonzero(is_in))
                 passes.tell(records)
+
+    def _made_of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a batch that have a key, without tombstones if they make no rows."""
+        needed = ["key"] if self.with_tombstones else ["key", "value"]
+        lacking = [name for name in needed if batch.column(name).null_count]
+        for name in lacking:
+            batch = batch.filter(batch.column(name).is_valid())
+        if not lacking or batch.num_rows:
+            yield batch
 
     def _of(
         self, snapshot: PartitionSnapshot, run: Chunk, records: RecordTable, rows: Int64s

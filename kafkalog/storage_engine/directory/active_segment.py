@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from crc32c import crc32c
-
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, Buffer
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync
@@ -416,11 +415,13 @@ class ActiveSegment:
         try:
             self.reopen()
             found = os.fstat(self._log_fd)
-            indexes = self._stem + layout.INDEX, self._stem + layout.TIME_INDEX
-            is_same = (found.st_dev, found.st_ino, found.st_size) == (
-                *self._identity,
-                self.size,
-            ) and tuple(os.stat(path).st_size for path in indexes) == self._index_sizes()
+            offsets_end, times_end = self._index_sizes()
+            is_same = (
+                (found.st_dev, found.st_ino) == self._identity
+                and found.st_size == self.size
+                and os.stat(self._stem + layout.INDEX).st_size == offsets_end
+                and os.stat(self._stem + layout.TIME_INDEX).st_size == times_end
+            )
         except FileNotFoundError:
             is_same = False
         if not is_same:

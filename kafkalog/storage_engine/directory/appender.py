@@ -64,6 +64,7 @@ class Appender:
         self._topic_id = topic_id
         self._config = config
         self._begin(now_ms)
+        self._mark = partition_directory.owner_mark(str(directory))
         # Every commit runs this for each of its partitions, so one listing has to suffice.
         names = partition_directory.check_canary(directory)
         partition_directory.check_topic_id(directory, topic_id)
@@ -92,14 +93,11 @@ class Appender:
         The caller knows that nobody has worked in the log since, so nothing is left to truncate.
         """
         known = self._topic_id, self.state, self._config
-        is_ours = (self.directory / layout.CANARY).exists()
-        if known != (topic_id, state, config) or not is_ours or not self.active.resume():
+        if known != (topic_id, state, config) or self._mark is None:
             return False
-        try:
-            partition_directory.check_topic_id(self.directory, topic_id)
-        except BaseException:
-            self.active.close()
-            raise
+        is_ours = partition_directory.owner_mark(str(self.directory)) == self._mark
+        if not is_ours or not self.active.resume():
+            return False
         self._begin(now_ms)
         return True
 
@@ -246,13 +244,11 @@ class Appender:
         """Write the next bytes of the placed batches, and move the log end."""
         active = self.active
         active.write(data)
-        self._advance(next_offset, active_base=active.base_offset, active_size=active.size)
+        self._advance(next_offset, active.base_offset, active.size)
 
-    def _advance(self, next_offset: int, **active: int) -> None:
+    def _advance(self, next_offset: int, active_base: int, active_size: int) -> None:
         stable = self.state.last_stable_offset if self._holds_back() else next_offset
-        self.state = replace(
-            self.state, high_watermark=next_offset, last_stable_offset=stable, **active
-        )
+        self.state = self.state.grown_to(next_offset, stable, active_base, active_size)
 
     def _holds_back(self) -> bool:
         """Return whether a transaction was open when the commit began.
@@ -431,13 +427,13 @@ class Appender:
             for source, suffix in renames.items():
                 files.rename(source, self._path(base_offset, suffix))
         self._names_changed = True
-        self._advance(next_offset)
+        self._advance(next_offset, self.state.active_base, self.state.active_size)
         self._open_segment(base_offset, size)
 
     def end_at(self, offset: int) -> None:
         """Let the log end at a higher offset, behind a gap, in a new segment."""
         self.roll(offset)
-        self._advance(offset, active_base=offset, active_size=0)
+        self._advance(offset, offset, 0)
 
     def raise_log_start(self, offset: int) -> None:
         """Let the log begin at `offset`, or later."""

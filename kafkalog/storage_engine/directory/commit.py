@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -86,7 +86,7 @@ def commit_staged(
             transaction.record_writer(writer.name, writer.batch_id, rows, now_ms, writer.ends)
         transaction.sync_appended(now_ms, rows=rows)
         transaction.record()  # the record is written, synced (the commit point) and published
-    directories = {log.partition_directory(*place) for place in offsets}
+    directories = (log.partition_directory(*place) for place in offsets)
     remove_done(log.root, staged, writer, directories)
     return CommitResult(skipped=False, rows=rows, offsets=offsets)
 
@@ -196,7 +196,7 @@ def remove_done(
     root: Path,
     staged: Sequence[StagedMessage],
     writer: Writer | None,
-    directories: Collection[Path],
+    directories: Iterable[Path],
 ) -> None:
     """After a commit: remove its staged files, and what failed attempts of its writer left.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final
 
 from kafkalog.storage_engine.directory.appender import Appender
@@ -51,11 +51,14 @@ class OpenAppenders:
             self._open.add(key)
         return self._known[key]
 
-    def side_by_side(self, keys: Iterable[Key], now_ms: int) -> Iterator[dict[Key, Appender]]:
+    def side_by_side(self, keys: Collection[Key], now_ms: int) -> Iterator[dict[Key, Appender]]:
         """Yield the appenders of partitions: all at once, if the process may have them open.
 
         Else one after the other.
         """
+        if len(keys) == 1:
+            yield {key: self.opened(key, now_ms) for key in keys}
+            return
         for _ in range(2):  # again, as one may have been closed to open another
             opened = {key: self.opened(key, now_ms) for key in keys}
         if self._open.issuperset(opened):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 

@@ -27,11 +27,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import BatchHeader, parse_header
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files, locks
 from kafkalog.storage_engine.log.log import Source
 from kafkalog.storage_engine.log.results import CommitResult

@@ -13,10 +13,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import batch, layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.writing.staged_message import Run, StagedFile, StagedMessage
 

@@ -6,11 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.fs.early_sync import EarlySync

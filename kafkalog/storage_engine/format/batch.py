@@ -26,9 +26,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from crc32c import crc32c
-
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 

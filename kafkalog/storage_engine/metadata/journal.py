@@ -35,8 +35,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from crc32c import crc32c
-
 from kafkalog.errors import (
     CommitInDoubtError,
     CorruptJournalError,
@@ -44,6 +42,7 @@ from kafkalog.errors import (
     StorageError,
 )
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files, host
 from kafkalog.storage_engine.metadata.state import State, merge_change
 from kafkalog.storage_engine.metadata.writer import WRITER_RETENTION_MS

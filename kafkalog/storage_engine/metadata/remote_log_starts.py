@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.state import State
 

@@ -14,7 +14,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import lt
+from operator import attrgetter, lt
 from types import MappingProxyType
 from typing import Any
 
@@ -59,6 +59,19 @@ class PartitionState:
     cleaning has removed its tombstone. Where a release of before wrote the state, or a broker, it
     is not known; it is then as far as the log may have been cleaned."""
 
+    def grown_to(
+        self, high_watermark: int, last_stable_offset: int, active_base: int, active_size: int
+    ) -> PartitionState:
+        """Return the state after an append; `dataclasses.replace` takes three times as long."""
+        return PartitionState(
+            high_watermark,
+            active_base,
+            active_size,
+            self.log_start_offset,
+            last_stable_offset,
+            *_rest_of(self),
+        )
+
     def lacks_deletions_after(self, offset: int) -> bool:
         """Return whether who has followed the log up to an offset may have missed a deletion."""
         return self.deletions_gone_to > offset
@@ -74,6 +87,8 @@ class PartitionState:
 
 
 _PARTITION_FIELDS = tuple(f.name for f in dataclasses.fields(PartitionState))
+_rest_of = attrgetter(*_PARTITION_FIELDS[5:])
+_all_of = attrgetter(*_PARTITION_FIELDS)
 _MAY_BE_NONE = {"leader_epoch", "producer_snapshot"}  # -1
 _LEAST = tuple(-1 if name in _MAY_BE_NONE else 0 for name in _PARTITION_FIELDS)
 
@@ -407,7 +422,7 @@ class Change:
 
     def partition(self, topic: str, partition: int, state: PartitionState) -> None:
         """Set a partition's state."""
-        values = [int(getattr(state, name)) for name in _PARTITION_FIELDS]
+        values = [*map(int, _all_of(state))]
         self.partitions.setdefault(topic, {})[str(partition)] = values
 
     def writer(self, name: str, last: WriterState) -> None:

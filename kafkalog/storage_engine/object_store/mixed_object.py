@@ -13,11 +13,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import parse_header
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.format.stamping import stamp
 from kafkalog.storage_engine.object_store.client import ObjectClient
 from kafkalog.storage_engine.writing.staged_message import BatchFigures, Run, StagedFile

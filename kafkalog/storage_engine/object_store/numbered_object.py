@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 

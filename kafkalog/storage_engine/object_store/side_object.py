@@ -14,10 +14,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.segment.gaps import decoded
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from crc32c import crc32c
 
 from kafkalog.errors import CorruptBatchError, InvalidInputError
 from kafkalog.storage_engine.format import compression, layout
 from kafkalog.storage_engine.format.batch import Buffer
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.records import codes, messages
 from kafkalog.storage_engine.records.columns import to_arrow
 from kafkalog.storage_engine.records.encoding import Encoded, encode

@@ -35,10 +35,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:

@@ -50,6 +50,19 @@ def check_canary(directory: Path) -> frozenset[str]:
     return names
 
 
+def owner_mark(directory: str) -> tuple[int, ...] | None:
+    """Return what stays the same while a partition's directory is ours and of the same topic.
+
+    It is None without the canary or `partition.metadata`. A check of both takes four times as long.
+    """
+    try:
+        os.stat(f"{directory}/{layout.CANARY}")
+        found = os.stat(f"{directory}/{layout.PARTITION_METADATA}")
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
 def sync_segments(directory: Path, start: Place) -> None:
     """Sync every `.log` of a partition from the segment of `start` on, and the directory."""
     for _, log in _logs(directory, start):
@@ -139,7 +152,7 @@ def announce_topic_id(directory: Path, topic_id: str) -> None:
 def check_topic_id(directory: Path, topic_id: str) -> None:
     """Raise StorageError unless the directory belongs to the journal's topic.
 
-    Applies an announced new id. Costs each commit about 6 us per partition.
+    Applies an announced new id.
     """
     if checkpoints.is_of_topic(directory, topic_id):
         return

@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from crc32c import crc32c
-
 from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.batch import Buffer
+from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment import swaps
 from kafkalog.storage_engine.transactions.producers import ProducerEntry, Producers

@@ -260,7 +260,10 @@ class Shelf(Protocol):
         """Where another process finds the log; it holds no secret."""
 
     def check_cleanable(self) -> None:
-        """Raise InvalidInputError where the log is only read, StorageError where it cannot be."""
+        """Raise InvalidInputError where the log is only read, StorageError where it cannot be.
+
+        Raises LockedByBrokerError while a broker holds it.
+        """
 
     def announced(self) -> AbstractContextManager[None]:
         """Let other processes see, as far as they can, that a cleaner runs in the background."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -79,7 +78,6 @@ def command(
     from kafkalog.cleaner.schedule.thread import CleanerThread
     from kafkalog.cleaner.shelves import shelf_of
     from kafkalog.errors import InvalidInputError
-    from kafkalog.storage_engine.fs.locks import RootLock
 
     given = configs(config)
     _add(given, "log.cleaner.threads", "--threads", threads)
@@ -95,9 +93,6 @@ def command(
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
     shelf_of(log).check_cleanable()
-    if isinstance(log.root, Path):
-        with RootLock(log.root).shared():
-            pass  # raises if a broker holds the directory
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):

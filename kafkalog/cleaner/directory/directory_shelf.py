@@ -44,13 +44,18 @@ class DirectoryShelf:
         return str(self.log.root.absolute())
 
     def check_cleanable(self) -> None:
-        """Raise InvalidInputError where the log is only read, StorageError for a read-only disk."""
+        """Raise InvalidInputError where the log is only read, StorageError for a read-only disk.
+
+        Raises LockedByBrokerError while a broker holds the directory.
+        """
         self.log.check_writable()
         if not may_clean(self.log.root):
             raise StorageError(
                 f"{self.log.root}: may not be written here (a read-only mount, or no permission), "
                 "and a cleaner writes; run it on a host and as a user that may"
             )
+        with locks.RootLock(self.log.root).shared():
+            pass
 
     def announced(self) -> contextlib.AbstractContextManager[None]:
         """Hold the lock that shows a running cleaner."""

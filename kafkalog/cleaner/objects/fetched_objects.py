@@ -6,8 +6,9 @@ there once the object is known to end with it.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class FetchedObjects:
         self.sizes = sizes
         """The sizes of the objects that are read from files, by name."""
         self._found: dict[str, _Arriving] = {}
+        self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._pool = ThreadPoolExecutor(_REQUESTS, "kafkalog-clean")
 
@@ -67,11 +69,18 @@ class FetchedObjects:
         with self._changed:
             self._begun(name)
 
+    def forget(self, names: Iterable[str]) -> None:
+        """Remove objects' files, which nobody reads any more, while others go on."""
+        with self._changed:
+            gone = [self._found.pop(name).path for name in names if name in self._found]
+        for path in gone:
+            self._pool.submit(files.remove, path)
+
     def _begun(self, name: str) -> _Arriving:
         found = self._found.get(name)
         if found is None:
             # Names of a damaged state may end alike: no file is ever another's.
-            path = self._directory / f"{len(self._found)}.object"
+            path = self._directory / f"{next(self._numbers)}.object"
             found = self._found[name] = _Arriving(path, self.sizes[name])
             files.create(path)
             self._pool.submit(self._fetch, name, found)
@@ -81,6 +90,8 @@ class FetchedObjects:
         position = 0
         try:
             with files.closing(files.open_to_write(found.path)) as fd:
+                if found.size:
+                    files.preallocate(fd, found.size)  # cheaper than block by block
                 for piece in self._client.pieces(name, found.size):
                     files.write_at(fd, piece, position)
                     position += len(piece)
@@ -108,14 +119,21 @@ class FetchedObjects:
 
     def read(self, name: str, size: int, position: int) -> bytes:
         """Return `size` bytes of an object at `position`; fewer only at its end."""
+        known = self._found.get(name)
+        if known is None or known.count < min(position + size, known.size):
+            known = self._awaited(name, position + size)
+        with files.closing(files.open_to_read(known.path)) as fd:
+            return files.read_at(fd, size, position)
+
+    def _awaited(self, name: str, end: int) -> _Arriving:
+        """Wait for an object's bytes up to `end`, or for all; raises what fetching it raised."""
         with self._changed:
             found = self._begun(name)
-            end = min(position + size, found.size)
+            end = min(end, found.size)
             self._changed.wait_for(lambda: found.count >= end or found.fault is not None)
             if found.count < end and found.fault is not None:
                 raise found.fault
-        with files.closing(files.open_to_read(found.path)) as fd:
-            return files.read_at(fd, size, position)
+        return found
 
 
 class _FetchedBytes:

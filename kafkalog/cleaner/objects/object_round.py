@@ -272,7 +272,12 @@ class ObjectRound(Round):
         yield KeyIndex.of(source.side.source(layout.KEYS), segment)
 
     def add_finished(self, group: RewrittenGroup) -> None:
-        """Write outputs as objects, for the commit; sources that it would only write again stay."""
+        """Write outputs as objects, for the commit; sources that it would only write again stay.
+
+        The records of the sources are read for the last time, so their files go.
+        """
+        names = [self._by_base[each.base_offset].name for each in group.sources]
+        self._objects.forget(names)
         gains_keys = any(
             output.keys is not None and not self._by_base[source.base_offset].has_keys
             for source, output in zip(group.sources, group.outputs, strict=False)
@@ -280,7 +285,7 @@ class ObjectRound(Round):
         if not (group.is_changed or gains_keys):
             group.discard()
             return
-        self._replaced += [self._by_base[each.base_offset].name for each in group.sources]
+        self._replaced += names
         records, size = self._removed
         self._removed = records + group.records_removed, size + group.bytes_removed
         ends = [*(each.base_offset for each in group.outputs[1:]), group.end]

@@ -133,13 +133,22 @@ class ObjectShelf:
     def turn(
         self, topic: str, partition: int, *, now_ms: int, force: bool, waits: bool
     ) -> Iterator[Turn | None]:
-        """Claim the partition; None if another cleaner has, unless with `force`."""
+        """Claim the partition; None if another cleaner has, unless with `force`.
+
+        None, and no request, if it is gone, or has neither records nor a mark to take away.
+        """
         topic_id = self.topic_id(topic, partition)
-        if topic_id is None:  # it was deleted meanwhile
+        if topic_id is None or self._is_bare(topic, partition, now_ms):
             yield None
             return
         with self.log.claim(f"{topic_id}-{partition}", now_ms=now_ms) as is_mine:
             yield _Turn(self, topic, partition) if is_mine or force else None
+
+    def _is_bare(self, topic: str, partition: int, now_ms: int) -> bool:
+        moment = self.moment(now_ms)
+        if live_extents(moment.store, topic, partition):
+            return False
+        return read_uncleanable(moment.notes(topic, partition)) is None
 
     def mark(self, topic: str, partition: int, fault: Exception, *, now_ms: int) -> str | None:
         """Commit the mark, unless the log is no longer what the cleaning failed on."""

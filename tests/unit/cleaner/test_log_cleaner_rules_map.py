@@ -1,21 +1,12 @@
-"""What Kafka's OffsetMapTest says, with its numbers, and the map's part of LogCleanerTest."""
+"""What Kafka's OffsetMapTest says, with its numbers; a build is in `rules/test_offset_map`."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from kafkalog.cleaner import CleanerConfig
-from kafkalog.cleaner.dedup.latest_records import build_offset_map
 from kafkalog.cleaner.dedup.offset_map import SLOT_SIZE, OffsetMap
-from kafkalog.cleaner.dedup.transactions import mapped_batches
-from kafkalog.cleaner.schedule.manager import clean
-from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.errors import InvalidInputError
-from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from tests.unit.cleaner.naive import batch, foreign_log
 from tests.unit.cleaner.test_offset_map import hashed, keys, put
 
 MEMORY = 4096
@@ -133,93 +124,4 @@ def test_a_buffer_that_cannot_hold_one_key_is_refused_at_once(size: int) -> None
         CleanerConfig(dedupe_buffer_size=size)
 
 
-@pytest.mark.parametrize("load_factor", [0.1, 0.5, 0.9])
-def test_a_buffer_of_one_key_cleans(tmp_path: Path, load_factor: float) -> None:
-    """C7"""
-    size = SLOT_SIZE * int(1 / load_factor + 1)
-    config = CleanerConfig(dedupe_buffer_size=size, io_buffer_load_factor=load_factor, spill=False)
-    contents = [batch(i, [(f"{i % 3}", "v")]) for i in range(9)]
-    (stats,) = clean(
-        foreign_log(tmp_path, {0: contents, 9: []}), force=True, now_ms=1, config=config
-    )
-    assert (stats.error, stats.end_offset) == (None, 9)
-
-
 # --- building ------------------------------------------------------------------------------------
-
-
-def built(engine: DirectoryLog, start: int, end: int, offset_map: OffsetMap) -> tuple[int, int]:
-    """Where the build ends, and how many records it read."""
-    stats = CleanerStats("t", 0)
-    with engine.snapshot("t", 0, whole=True) as snapshot:
-        stop = build_offset_map(
-            snapshot,
-            start,
-            end,
-            offset_map,
-            is_mapped=mapped_batches(snapshot, is_strict=False),
-            stats=stats,
-        )
-    return stop, stats.map_records_read
-
-
-@pytest.fixture
-def five(tmp_path: Path) -> Iterator[DirectoryLog]:
-    """Five records of five keys in one segment, batch by batch."""
-    with foreign_log(tmp_path, {0: [batch(i, [(f"{i}", "v")]) for i in range(5)], 5: []}) as engine:
-        yield engine
-
-
-def test_a_build_from_within_a_segment_puts_what_lies_behind_until_it_is_full(
-    five: DirectoryLog,
-) -> None:
-    """testBuildPartialOffsetMap (C10, C11); batches that end below the start are not read"""
-    offset_map = OffsetMap(3, 0.75)
-    assert built(five, 2, 5, offset_map) == (4, 2)
-    assert found(offset_map, 0, 1, 2, 3, 4) == [-1, -1, 2, 3, -1]
-    assert (offset_map.size, offset_map.latest_offset) == (2, 3)
-
-
-def test_a_batch_around_the_start_is_read_whole_and_put_in_part(tmp_path: Path) -> None:
-    """C10"""
-    pairs = [(f"{i}", "v") for i in range(5)]
-    offset_map = OffsetMap(3, 0.75)
-    assert built(foreign_log(tmp_path, {0: [batch(0, pairs)], 5: []}), 2, 5, offset_map) == (4, 4)
-    assert found(offset_map, 0, 1, 2, 3, 4) == [-1, -1, 2, 3, -1]
-
-
-def test_a_build_knows_the_keys_of_its_range_and_no_others(tmp_path: Path) -> None:
-    """testBuildOffsetMap (C9)"""
-    contents = {
-        base: [batch(i, [(f"{i}", "v")]) for i in range(base, base + 50)]
-        for base in range(0, 500, 50)
-    }
-    engine = foreign_log(tmp_path, contents | {500: []})
-    for start, end in ((0, 50), (50, 450), (450, 500)):
-        offset_map = OffsetMap(1000)
-        assert built(engine, start, end, offset_map) == (end, end - start)
-        assert offset_map.latest_offset + 1 == end
-        expected = [i if start <= i < end else -1 for i in range(500)]
-        assert found(offset_map, *range(500)) == expected
-
-
-def test_offsets_far_apart_fit_into_one_map(tmp_path: Path) -> None:
-    """testBuildOffsetMapFakeLarge (C16)"""
-    far = 7_206_178
-    contents = [batch(0, [("0", "v")]), batch(far, [("1", "v")])]
-    engine = foreign_log(tmp_path, {0: contents, far + 1: []})
-    offset_map = OffsetMap(1000)
-    assert built(engine, 0, far + 1, offset_map)[0] == far + 1
-    assert (offset_map.latest_offset, offset_map.size) == (far, 2)
-    assert found(offset_map, 0, 1) == [0, far]
-
-
-def test_a_batch_gives_its_last_offset_also_where_its_last_records_are_gone(tmp_path: Path) -> None:
-    """C20"""
-    from dataclasses import replace
-
-    first = replace(batch(0, [("0", "v")]), last=6)
-    engine = foreign_log(tmp_path, {0: [first, batch(7, [("1", "v")])], 8: []})
-    offset_map = OffsetMap(2, 0.75)  # one key
-    assert built(engine, 0, 8, offset_map) == (7, 1)
-    assert offset_map.latest_offset == 6

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
+import kafkalog
 from kafkalog.cleaner import CleanerConfig, CleanerThread
 from kafkalog.cleaner.directory import swap
 from kafkalog.cleaner.report.status import status
@@ -19,7 +20,7 @@ from kafkalog.cleaner.shelves import moment_of
 from kafkalog.errors import InvalidInputError, LockedByBrokerError
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import file_system, files
+from kafkalog.storage_engine.fs import file_system, files, locks
 from kafkalog.storage_engine.fs.file_system import Data, FileSystem
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.ownership.release import release
@@ -139,6 +140,15 @@ def test_a_broker_that_comes_between_two_swaps_ends_the_cleaning(tmp_path: Path)
     brokers[0].close()
     assert clean(engine, now_ms=1)[0].error is None
     assert offsets(dump(engine)) == [6, 7, 8, 9]
+
+
+def test_where_a_broker_holds_the_directory_no_cleaner_begins(tmp_path: Path) -> None:
+    filled(tmp_path, "t").close()
+    with kafkalog.open(tmp_path) as log, locks.RootLock(tmp_path).exclusive():
+        with pytest.raises(LockedByBrokerError):
+            log.clean()
+        with pytest.raises(LockedByBrokerError):
+            kafkalog.open(tmp_path, cleaner=True)
 
 
 # --- settings ------------------------------------------------------------------------------------

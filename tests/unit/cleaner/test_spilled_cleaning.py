@@ -18,18 +18,14 @@ import pytest
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.dedup.offset_map import OffsetMap
 from kafkalog.cleaner.dedup.spill.spilled import Spilled
-from kafkalog.cleaner.schedule.manager import clean, clean_filthiest
+from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.cleaner.state.stats import CleanerStats
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.fs import files
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cleaner.naive import (
-    Batch,
-    batch,
     dump,
-    foreign_log,
     latest_values,
-    offsets,
     records_of,
 )
 from tests.unit.storage_engine.faults import Died, each_act
@@ -186,53 +182,3 @@ def test_a_disk_that_is_full_of_keys_leaves_the_log_as_it_is_and_a_reason(
 
 
 # --- more keys than the map, as in the faults that Kafka had -------------------------------------
-
-
-@pytest.mark.parametrize("is_spilling", [False, True])
-def test_a_segment_with_more_keys_than_the_map_is_cleaned(
-    tmp_path: Path, is_spilling: bool
-) -> None:
-    """KAFKA-3587, KAFKA-3894: the cleaner gave up on such a segment, or died."""
-    engine = foreign_log(
-        tmp_path, {0: [batch(3 * i, [(f"k{i % 40}", "v")] * 3) for i in range(80)], 240: []}
-    )
-    config = CleanerConfig(dedupe_buffer_size=24 * 12, spill=is_spilling, merge_batches=False)
-    stats = cleaned(engine, 1_000, config)
-    assert (stats.error, stats.end_offset) == (None, 240)
-    assert (stats.rounds == 1) == is_spilling
-    assert offsets(dump(engine)) == [3 * i + 2 for i in range(40, 80)]
-
-
-@pytest.mark.parametrize("slots", [2, 3, 10])
-@pytest.mark.parametrize("seed", range(4))
-def test_every_bounded_round_gets_on_whatever_offsets_are_missing(
-    tmp_path: Path, seed: int, slots: int
-) -> None:
-    """KAFKA-8764: a round that ended at a gap was done again, for ever."""
-    rng = random.Random(seed)
-    segments: dict[int, list[Batch]] = {}
-    offset = 0
-    for _ in range(8):
-        segments[offset] = []
-        for _ in range(rng.randrange(6)):
-            offset += rng.choice([0, 0, 1, 40])
-            segments[max(segments)].append(
-                batch(offset, [(f"k{rng.randrange(9)}", "v")] * rng.randrange(1, 4))
-            )
-            offset = segments[max(segments)][-1].last + 1
-        offset += rng.choice([1, 7])
-    engine = foreign_log(
-        tmp_path, {**segments, offset: []}, first_dirty=rng.randrange(offset // 2),
-        config={"min.cleanable.dirty.ratio": "0"},
-    )  # fmt: skip
-    before = latest_values(records_of(dump(engine)))
-    config = CleanerConfig(dedupe_buffer_size=24 * slots, spill=False, merge_batches=False)
-    start = engine.describe("t").partitions[0].first_dirty_offset
-    while start < offset:
-        stats = clean_filthiest(engine, now_ms=1_000, config=config)
-        assert stats is not None
-        assert (stats.error, stats.start_offset) == (None, start)
-        assert stats.end_offset > start
-        start = stats.end_offset
-    assert clean_filthiest(engine, now_ms=1_000, config=config) is None
-    assert latest_values(records_of(dump(engine))) == before

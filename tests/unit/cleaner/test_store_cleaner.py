@@ -127,6 +127,13 @@ def test_an_object_is_fetched_once_and_so_is_its_side(log: ObjectLog, partitions
     assert named(log) == stored(log)
 
 
+def test_an_empty_partition_costs_no_request(log: ObjectLog) -> None:
+    log.create_topic("t", 3)
+    before = Counter(log.client.counts)
+    assert run(log) == []
+    assert Counter(log.client.counts) - before == {"GET": 1}  # the newest state
+
+
 def test_a_key_is_looked_up_by_three_requests(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,22 +122,6 @@ def test_where_no_thread_can_be_had_the_dead_are_told_until_the_next_start(
 # --- other settings ------------------------------------------------------------------------------
 
 
-def test_a_changed_rate_frees_a_round_that_waits(tmp_path: Path) -> None:
-    """LogCleanerTest.testReconfigureLogCleanerIoMaxBytesPerSecond"""
-    engine = filled(tmp_path, "t")
-    for i in range(12):
-        engine.append("t", [("a", f"{i}"), ("b", "x" * 400_000)], now_ms=1000)
-    slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1)
-    with running(engine, slow, wait_s=0.4) as thread:  # the rate is looked at every 300 ms
-        time.sleep(1.5)
-        assert thread.cleanings == 0
-        started = time.monotonic()
-        thread.reconfigure(CleanerConfig(backoff_ms=5, io_max_bytes_per_second=10**12))
-        assert time.monotonic() - started < 60
-        eventually(lambda: thread.cleanings == 1)
-    assert thread.failures == 0
-
-
 # --- what is counted -----------------------------------------------------------------------------
 
 
@@ -201,17 +185,3 @@ def test_a_partition_whose_disk_takes_no_mark_does_not_stop_the_others(
     engine.delete_topic("bad", now_ms=1)  # a mark is of the directory, not of the name
     filled_again = filled(tmp_path, "bad")
     assert [s.state for s in status(moment_of(filled_again, 1_000))] == ["dirty", "not due"]
-
-
-def test_what_was_found_due_is_told(tmp_path: Path) -> None:
-    """C39"""
-    engine = filled(tmp_path, "t", max_compaction_lag_ms="300", min_cleanable_dirty_ratio="1")
-    engine.create_topic("empty")
-    with running(engine, CleanerConfig(backoff_ms=10**6)) as thread:
-        eventually(lambda: thread.last_look_ms == 1_000)
-        assert (thread.max_dirty_ratio, thread.max_compaction_delay_ms) == (1.0, 0)
-    late = CleanerThread(engine, CleanerConfig(backoff_ms=10**6), clock=lambda: 1_400)
-    late.start()
-    eventually(lambda: late.cleanings == 1)
-    late.stop()
-    assert late.last_look_ms == 1_400

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from pathlib import Path
 
 import pytest
 
-from kafkalog.cleaner.config import CleanerConfig
 from kafkalog.cleaner.schedule.manager import clean
 from kafkalog.errors import CorruptLogError
 from kafkalog.schema import changelog_schema
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
-from tests.unit.cleaner.naive import Batch, records_of
-from tests.unit.cleaner.transactional_log import DAY, Log, active, naive_round
+from tests.unit.cleaner.transactional_log import DAY, Log
 from tests.unit.storage_engine.faults import Died, each_act
 
 # --- the index and the markers -------------------------------------------------------------------
@@ -110,75 +107,3 @@ def test_a_round_cut_short_at_any_durable_act_shows_no_aborted_record(tmp_path: 
 
 
 # --- against the slow cleaner --------------------------------------------------------------------
-
-
-def _grow(log: Log, rng: random.Random, now: int) -> None:
-    for _ in range(rng.randrange(4, 30)):
-        producer = rng.randrange(1, 5)
-        keys = [rng.randrange(12) for _ in range(rng.randrange(1, 5))]
-        kind = rng.randrange(9)
-        if kind == 0:
-            log.data(*keys, time=now)
-        elif kind == 1:
-            log.data(*keys, tombstones=True, time=now)
-        elif kind == 2:
-            log.data(*keys, producer=rng.randrange(5, 8), time=now)
-        elif kind < 6:
-            log.transact(producer, *keys, time=now)
-        elif kind == 6:
-            log.roll()
-        elif producer in log.running or rng.random() < 0.1:
-            log.mark(producer, rng.randrange(2), time=now)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "merged", "spilled"])
-@pytest.mark.parametrize("seed", range(12))
-def test_random_logs_are_cleaned_as_the_slow_rules_say(
-    tmp_path: Path, seed: int, kind: str
-) -> None:
-    rng = random.Random(f"{kind} {seed}")
-    log = Log.create(tmp_path, segment_bytes=rng.choice(["200", "600", "100000"]))
-    config = CleanerConfig(
-        merge_batches=kind == "merged",
-        io_buffer_size=rng.choice([1, 300, 1 << 20]),
-        dedupe_buffer_size=24 * 5 if kind == "spilled" else 1 << 20,
-    )
-    now = 10 * DAY
-    expected: list[Batch] = []
-    done = 0
-    for _ in range(rng.randrange(2, 7)):
-        if rng.random() < 0.8:
-            _grow(log, rng, now)
-        if rng.random() < 0.8:
-            log.roll()
-        if rng.random() < 0.5:
-            for producer in sorted(log.running):
-                log.mark(producer, rng.randrange(2), time=now)
-            log.roll()
-        expected += [batch for batch in log.batches() if batch.base >= done]
-        done = log.end
-        first_dirty = log.first_dirty_offset
-        has_clean = any(batch.base < first_dirty for batch in log.batches())
-        stats = log.clean(now, config=config)
-        assert stats.rounds == int(has_clean or stats.end_offset > first_dirty)
-        rest = [batch for batch in expected if batch.base >= stats.end_offset]
-        cleaned, entries = naive_round(
-            [batch for batch in expected if batch.base < stats.end_offset],
-            first_dirty,
-            stats.end_offset,
-            now=now,
-            high_watermark=log.end,
-            active=active(log, now),
-            aborted=log.aborted,
-        )
-        expected = cleaned + rest
-        if kind == "merged":
-            assert records_of(log.batches()) == records_of(expected)
-        else:
-            assert log.batches() == expected
-        assert [e for e in log.indexed() if e[2] < stats.end_offset] == entries
-        assert log.engine.describe("t").partitions[0].last_stable_offset == min(
-            log.running.values(), default=log.end
-        )
-        now += rng.choice([0, 1, DAY // 2, DAY, DAY + 1])

@@ -154,8 +154,15 @@ class Written(BatchByBatch):
         """Clean one round, due or not; `from_offset` is the first dirty offset then."""
         if from_offset is not None:
             self.place.set_state(first_dirty_offset=from_offset)
-        stats = self.place.make_due(now_ms).settings(**{**KAFKAS, **settings}).one_round(now_ms)
-        assert stats is not None and stats.error is None, stats
+        stats = self.clean_if_any(now_ms, **settings)
+        assert stats is not None
+        return stats
+
+    def clean_if_any(self, now_ms: int = 0, **settings: Any) -> CleanerStats | None:
+        """Clean one round, due or not; None if there is nothing to clean."""
+        place = self.place.make_due(now_ms).settings(**{**KAFKAS, **settings})
+        stats: CleanerStats | None = place.one_round(now_ms)
+        assert stats is None or stats.error is None, stats
         return stats
 
     def clean_twice(self, now_ms: int = 0, **options: int) -> None:

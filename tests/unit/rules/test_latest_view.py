@@ -158,3 +158,21 @@ def test_the_latest_committed_records_are_exact(place: Place, seed: int, slots: 
         below = latest_values(r for r in committed if r.offset < end)
         expected = {key: offset for key, (offset, value) in below.items() if value is not None}
         assert latest_column(place.log, end=end, budget_bytes=24 * slots) == expected
+
+
+@pytest.mark.parametrize("slots", [10, 10_000])
+def test_progress_counts_every_offset_twice_in_each_part_and_comes_to_its_end(
+    place: Place, slots: int
+) -> None:
+    place.segments_of({0: [batch(i, [(f"k{i}", "v")]) for i in range(100)], 100: []})
+    told: list[tuple[int, int]] = []
+    rows = place.log.latest(
+        "t", budget_bytes=24 * slots, progress=lambda done, of: told.append((done, of))
+    )
+    assert sum(part.num_rows for part in rows) == 100
+    assert all(0 <= done <= of for done, of in told)
+    done, of = told[-1]
+    assert done == of
+    parts = of // 200
+    assert of == 200 * parts
+    assert (parts > 1) == (slots == 10)

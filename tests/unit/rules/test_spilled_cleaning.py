@@ -7,7 +7,7 @@ import random
 import pytest
 
 from kafkalog.cleaner import CleanerStats
-from tests.unit.cleaner.naive import Batch, dump, latest_values, naive_clean, records_of
+from tests.unit.cleaner.naive import Batch, batch, dump, latest_values, naive_clean, records_of
 from tests.unit.rules.places import Place
 
 SMALL = {"dedupe_buffer_size": 24 * 30, "merge_batches": False}
@@ -60,3 +60,33 @@ def test_spilling_is_told_in_the_statistics(place: Place) -> None:
     stats = cleaned(written(place, 1), 1_000)
     assert stats.rounds == 1
     assert 24 * 27 < stats.spilled_bytes <= 24 * stats.map_records_read
+
+
+@pytest.mark.parametrize("slots", [2, 3, 10])
+@pytest.mark.parametrize("seed", range(4))
+def test_every_bounded_round_gets_on_whatever_offsets_are_missing(
+    place: Place, seed: int, slots: int
+) -> None:
+    """KAFKA-8764: a round that ended at a gap was done again, for ever."""
+    rng = random.Random(seed)
+    segments: dict[int, list[Batch]] = {}
+    offset = 0
+    for _ in range(8):
+        made = segments[offset] = []
+        for _ in range(rng.randrange(1, 6)):
+            offset += rng.choice([0, 0, 1, 40]) if made else 0
+            made.append(batch(offset, [(f"k{rng.randrange(9)}", "v")] * rng.randrange(1, 4)))
+            offset = made[-1].last + 1
+        offset += rng.choice([1, 7])
+    place.segments_of({**segments, offset: []}, min_cleanable_dirty_ratio=0)
+    start = rng.randrange(offset // 2)
+    place.set_state(first_dirty_offset=start)
+    before = latest_values(records_of(dump(place.engine)))
+    place.settings(dedupe_buffer_size=24 * slots, spill=False, merge_batches=False)
+    while start < offset:
+        stats = place.one_round(1_000)
+        assert (stats.error, stats.start_offset) == (None, start)
+        assert stats.end_offset > start
+        start = stats.end_offset
+    assert place.one_round(1_000) is None
+    assert latest_values(records_of(dump(place.engine))) == before

@@ -327,3 +327,32 @@ def test_a_log_cleaned_again_and_again_says_the_same_and_is_smaller(
         found = {key: value for key, (_, value) in latest_values(after).items()}
         assert found == expected[topic]
         assert len(after) < place.state(topic).high_watermark
+
+
+@pytest.mark.slow
+def test_a_changed_rate_frees_a_round_that_waits(place: Place) -> None:
+    """LogCleanerIntegrationTest.testReconfigureLogCleanerIoMaxBytesPerSecond"""
+    filled(place).rounds(12, "ab", value=lambda number: f"{number}" + "x" * 200_000, now_ms=1000)
+    slow = CleanerConfig(backoff_ms=5, io_buffer_size=1000, io_max_bytes_per_second=1)
+    thread = CleanerThread(place.engine, slow, clock=lambda: 1_000)
+    time.sleep(0.4)  # the rate is looked at every 300 ms
+    thread.start()
+    time.sleep(1.5)
+    assert thread.cleanings == 0
+    thread.reconfigure(CleanerConfig(backoff_ms=5, io_max_bytes_per_second=10**12))
+    eventually(lambda: thread.cleanings == 1)
+    thread.stop()
+    assert thread.failures == 0
+
+
+def test_what_was_found_due_is_told(place: Place) -> None:
+    """C39"""
+    filled(place, max_compaction_lag_ms=300, min_cleanable_dirty_ratio=1)
+    place.topic("empty")
+    waits = CleanerConfig(backoff_ms=10**6)
+    with running(place, waits) as thread:
+        eventually(lambda: thread.last_look_ms == 1_000)
+        assert (thread.max_dirty_ratio, thread.max_compaction_delay_ms) == (1.0, 0)
+    with running(place, waits, clock=[1_400]) as late:
+        eventually(lambda: late.cleanings == 1)
+    assert late.last_look_ms == 1_400

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import struct
 
 import pytest
 from crc32c import crc32c
 
 from tests.builders.batch_builder import CONTROL, TRANSACTIONAL, Record, end_marker
-from tests.unit.cleaner.naive import Batch
+from tests.unit.cleaner.naive import Batch, records_of
+from tests.unit.cleaner.transactional_log import active, naive_round
 from tests.unit.rules.acts import Written
 from tests.unit.rules.places import DAY_MS as DAY
 from tests.unit.rules.places import Place
@@ -477,3 +479,75 @@ def test_a_batch_of_before_1970_is_taken_and_cleaned(place: Place) -> None:
     log.roll()
     log.clean()
     assert log.offsets() == [1]
+
+
+# --- against the slow cleaner --------------------------------------------------------------------
+
+
+def _grow(log: Written, rng: random.Random, now: int) -> None:
+    for _ in range(rng.randrange(4, 30)):
+        producer = rng.randrange(1, 5)
+        keys = [rng.randrange(12) for _ in range(rng.randrange(1, 5))]
+        kind = rng.randrange(9)
+        if kind == 0:
+            log.data(*keys, time=now)
+        elif kind == 1:
+            log.data(*keys, tombstones=True, time=now)
+        elif kind == 2:
+            log.data(*keys, producer=rng.randrange(5, 8), time=now)
+        elif kind < 6:
+            log.transact(producer, *keys, time=now)
+        elif kind == 6:
+            log.roll()
+        elif producer in log.running or rng.random() < 0.1:
+            log.mark(producer, rng.randrange(2), time=now)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["plain", "merged", "spilled"])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_logs_are_cleaned_as_the_slow_rules_say(place: Place, seed: int, kind: str) -> None:
+    rng = random.Random(f"{kind} {seed}")
+    log = Written.create(place, segment_bytes=rng.choice([200, 600, 100_000]))
+    settings = {
+        "merge_batches": kind == "merged",
+        "io_buffer_size": rng.choice([1, 300, 1 << 20]),
+        "dedupe_buffer_size": 24 * 5 if kind == "spilled" else 1 << 20,
+        "spill": True,
+    }
+    now = 10 * DAY
+    expected: list[Batch] = []
+    done = 0
+    for _ in range(rng.randrange(2, 7)):
+        _grow(log, rng, now)
+        log.roll()
+        if rng.random() < 0.5:
+            for producer in sorted(log.running):
+                log.mark(producer, rng.randrange(2), time=now)
+            log.roll()
+        expected += [batch for batch in log.batches() if batch.base >= done]
+        done = log.end
+        first_dirty = log.first_dirty_offset
+        stats = log.clean_if_any(now, **settings)
+        if stats is None:
+            assert log.batches() == expected and not any(b.base < first_dirty for b in expected)
+            continue
+        rest = [batch for batch in expected if batch.base >= stats.end_offset]
+        cleaned, entries = naive_round(
+            [batch for batch in expected if batch.base < stats.end_offset],
+            first_dirty,
+            stats.end_offset,
+            now=now,
+            high_watermark=log.end,
+            active=active(log, now),
+            aborted=log.aborted,
+        )
+        expected = cleaned + rest
+        if kind == "merged":
+            assert records_of(log.batches()) == records_of(expected)
+        else:
+            assert log.batches() == expected
+        assert [e for e in log.indexed() if e[2] < stats.end_offset] == entries
+        held = place.state()
+        assert held.last_stable_offset == min(log.running.values(), default=log.end)
+        now += rng.choice([0, 1, DAY // 2, DAY, DAY + 1])

@@ -1,8 +1,9 @@
 """Copies topics of a log to another log, offsets kept; run it again to copy what is new.
 
 SOURCE and DESTINATION are directories, or URLs of an object store. The source may be a stopped
-broker's directory. The destination is created if it does not exist. Nobody else may write to the
-copied topics there. Copy a compacted topic again within its delete.retention.ms.
+broker's directory, or those of several brokers of a cluster. The destination is created if it does
+not exist. Nobody else may write to the copied topics there. Copy a compacted topic again within its
+delete.retention.ms.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _NAMES: Final = ("topic", "partition", "start_offset", "end_offset", "bytes")
 @argument(
     "source",
     metavar="SOURCE",
-    help="A log's directory, or its URL; those of one broker with commas between.",
+    help="A log's directory, or its URL; those of a cluster's brokers with commas between.",
 )
 @argument("destination", metavar="DESTINATION", help="The directory or URL of the copy.")
 @click.option(

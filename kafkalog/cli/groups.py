@@ -1,8 +1,8 @@
 """Lists the groups of consumers that a broker's directory knows, or the positions of one.
 
 They are in Kafka's own topics, __consumer_offsets and __share_group_state. PATH is a broker's
-directory or all of one broker, an adopted log, or a log with a copy of these topics. A group lies
-in one of their partitions, so one broker of several may not have it.
+directory or several of a cluster, an adopted log, or a log with a copy of these topics. A group
+lies in one of their partitions, so one broker of several may not have it.
 
 The position is the offset of the next record, or a share group's start offset. The lag counts from
 it to the end of the partition, if the partition is here. While the broker runs, positions of its

@@ -4,6 +4,9 @@ It checks all checksums, the order of offsets, and the journal against the files
 entries, aborted transactions, producer snapshots, leader epochs, topic ids and checkpoints with the
 batches. A finding is a line with file and position.
 
+Several directories may be those of several brokers of a cluster. Then it also reports how their
+replicas differ, and which partitions have none.
+
 Of a log in an object store it compares every object with the commit log, by its size. It tells of
 objects that are missing, and of orphans, which nothing names. --deep reads all live objects, their
 batches and their indexes.
@@ -74,7 +77,7 @@ def _of_directories(
     path: str, topic: str | None, *, deep: bool
 ) -> tuple[Callable[[], int], Sequence[_Check]]:
     """Return what counts the bytes to read, and the check of each directory."""
-    from kafkalog.inspection.verify import has_topic, log_size, verify
+    from kafkalog.inspection.verify import has_topic, log_size, verify, verify_replicas
     from kafkalog.storage_engine.metadata import address
 
     roots = every = address.directories(path)
@@ -84,7 +87,10 @@ def _of_directories(
     def check(root: Path) -> _Check:
         return lambda advance: verify(root, topic, deep=deep, progress=advance, beside=every)
 
-    return lambda: sum(log_size(root, topic) for root in roots), [*map(check, roots)]
+    checks = [*map(check, roots)]
+    if len(every) > 1:
+        checks.append(lambda _: verify_replicas(every, topic))
+    return lambda: sum(log_size(root, topic) for root in roots), checks
 
 
 def _of_store(

@@ -106,7 +106,7 @@ def group_offsets(
 
     Written as JSON, it fits Spark's `startingOffsets`. If the group has no position in a partition
     of such a topic, the partition gets -2, the earliest offset: no record is missed. `path` is a
-    broker's directory or a list of those of one broker, an adopted log, or a log with a copy of
+    broker's directory or a list of those of a cluster, an adopted log, or a log with a copy of
     `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
     counts once the transaction is committed. Raises UnknownGroupError, and InvalidInputError for a
     share group, whose members acknowledge single records. Raises CorruptLogError or StorageError if

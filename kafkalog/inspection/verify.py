@@ -27,10 +27,12 @@ from kafkalog.errors import (
 from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
+from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import find_partitions, topics_in_metadata
 from kafkalog.storage_engine.broker.loader import remote_notice
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
+from kafkalog.storage_engine.broker.replicas import properties_of
 from kafkalog.storage_engine.directory.recorded_records import journal_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
@@ -51,6 +53,8 @@ _ROOT_NAMES: Final = (
 _ASIDE: Final = ("-delete", "-stray", "-future")
 _DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, *files.NOT_REGULAR}
 """Errors that mean lost or damaged data; any other error only prevents the check."""
+_UNKNOWN_DIRECTORY: Final = "A" * 22
+"""Kafka: DirectoryId.UNASSIGNED."""
 _Key = tuple[str, int]
 _Checkpoints = Mapping[str, Mapping[_Key, int]]
 
@@ -127,6 +131,9 @@ def _root(
         metadata, _ = topics_in_metadata(roots)
         aside = find_partitions(roots, metadata).set_aside
     about = _Root(root, checkpoints, metadata)
+    lost = _assigned_but_gone(about, {root, *beside}) if state is None else set()
+    for partition in sorted(key for key in lost if topic in (None, key[0])):
+        yield _gone(about, partition)
     for partition in sorted(present):
         if topic in (None, partition[0]):
             path = root / layout.partition_directory(*partition)
@@ -141,7 +148,7 @@ def _root(
             else:
                 files = dataclasses.replace(files, now_ms=now_ms)
                 yield from _partition(files, deep, progress, faults)
-    yield from _compare_checkpoints(about, state, present, topic, deleted)
+    yield from _compare_checkpoints(about, state, present | lost, topic, deleted)
     if state is None:
         shown = {key for key in present if topic in (None, key[0])}
         yield from _remote(about, shown)
@@ -170,6 +177,62 @@ class _Root:
             is_clean=(self.path / mark).exists(),
             is_live=not is_ours and locks.RootLock(self.path).is_held_alone(),
         )
+
+
+def verify_replicas(roots: Sequence[Path], topic: str | None = None) -> Iterator[Finding]:
+    """Yield how the replicas in the directories of several brokers differ, and what has none.
+
+    Committed records that no replica has are damage. Raises StorageError if no replica of a
+    partition can be read.
+    """
+    found = owner.open_broker(roots)
+    if found is None or not found.is_cluster:
+        return
+    for text in found.missing():
+        yield Finding(roots[0], 0, "a replica of each partition", text, is_damage=False)
+    for known in found.published().topics.values():
+        for number in known.numbers() if topic in (None, known.name) else ():
+            election = found.election(known.name, number)
+            if election is not None and (text := election.notice):
+                expected = "replicas that agree"
+                path = election.leader.directory
+                yield Finding(path, 0, expected, text, is_damage=election.lacks_committed)
+
+
+def _assigned_but_gone(root: _Root, given: Collection[Path]) -> set[_Key]:
+    """Return the partitions that the metadata assigns to this directory, and its broker lacks.
+
+    `given` are all directories to look in. Where the metadata does not say the log directory, a
+    checkpoint has to name the partition. Kafka: LogManager, KIP-858.
+    """
+    ours, _ = properties_of(root.path)
+    node, directory = ours.get("node.id", ""), ours.get("directory.id")
+    own = [each for each in given if properties_of(each)[0].get("node.id") == node]
+    known = root.checkpoints[layout.REPLICATION_CHECKPOINT]
+    found = set()
+    for topic in root.topics.values():
+        for number in range(topic.partitions):
+            assigned = topic.assignment(number)
+            places = dict(zip(map(str, assigned.replicas), assigned.directories, strict=False))
+            is_assigned = node in map(str, assigned.replicas)
+            if places.get(node, _UNKNOWN_DIRECTORY) == _UNKNOWN_DIRECTORY:
+                is_here = is_assigned and (topic.name, number) in known
+            else:
+                is_here = places[node] == directory
+            name = layout.partition_directory(topic.name, number)
+            if is_here and not any((each / name).is_dir() for each in own):
+                found.add((topic.name, number))
+    return found
+
+
+def _gone(root: _Root, partition: _Key) -> Finding:
+    """Report a partition without its directory: damage if a checkpoint says that it had records."""
+    names = (layout.REPLICATION_CHECKPOINT, layout.RECOVERY_POINT_CHECKPOINT)
+    end, name = max((root.checkpoints[name].get(partition, 0), name) for name in names)
+    found = "none" + (f", although {name} has the offset {end}" if end else "")
+    expected = "the directory of a partition that the cluster's metadata has here"
+    path = root.path / layout.partition_directory(*partition)
+    return Finding(path, 0, expected, found, is_damage=end > 0)
 
 
 def log_size(root: Path, topic: str | None = None) -> int:

@@ -85,10 +85,10 @@ path_argument = argument(
 readable_path_argument = argument(
     "path",
     metavar="PATH",
-    help="A log's directory, or its URL; those of one broker with commas between; by default "
-    "KAFKALOG_PATH.",
+    help="A log's directory, or its URL; those of a cluster's brokers with commas between; by "
+    "default KAFKALOG_PATH.",
 )
-"""A log of kafkalog, or the directories of a broker."""
+"""A log of kafkalog, or the directories of brokers."""
 topic_configs_option = click.option(
     "--config",
     multiple=True,

@@ -1,4 +1,4 @@
-"""The log directories of a broker as one log, read-only; the counterpart of `Journal`.
+"""The log directories of a broker, or of several, as one log; the counterpart of `Journal`.
 
 A broker has no journal. The content of its partitions is found as the broker finds it (`loader`).
 This module reads the checkpoints in the roots, and tests whether the broker is alive; it holds
@@ -8,6 +8,10 @@ This module reads the checkpoints in the roots, and tests whether the broker is 
   few seconds. Each move gives a new `State`.
 - Once it has stopped, the partition ends at its log's end. The checkpoint lags behind, so the log
   is not truncated there.
+
+With directories of several brokers of a cluster, a partition is read from the replica that Kafka's
+rules would make the leader (`replicas`). After a restart the cluster would serve that log to its
+end, because the high watermark follows once the others have fetched or left the in-sync replicas.
 
 A partition is loaded on demand, so a `State` of very many costs only their names. Nothing is ever
 written, not even a lock file. Directories of deleted (`-delete`), stray or future partitions are
@@ -28,7 +32,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn, overload
 
-from kafkalog.errors import InvalidInputError, LockedByBrokerError, StorageError
+from kafkalog.errors import InvalidInputError, KafkaLogError, LockedByBrokerError, StorageError
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.found_partitions import (
     FoundPartitions,
@@ -38,6 +42,7 @@ from kafkalog.storage_engine.broker.found_partitions import (
 )
 from kafkalog.storage_engine.broker.loader import LoadedPartition, load_partition
 from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
+from kafkalog.storage_engine.broker.replicas import Election, brokers_of, elect
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files, locks
 from kafkalog.storage_engine.metadata import checkpoints
@@ -70,7 +75,7 @@ class _Root:
 
 
 class BrokerDirectories:
-    """One or several log directories of one broker, read together.
+    """The log directories of one broker, or of several brokers of a cluster, read together.
 
     Thread-safe. Raises StorageError, which names the directory, if one cannot be read.
     """
@@ -83,11 +88,17 @@ class BrokerDirectories:
         self._is_adopted = is_adopted
         self.copies = tuple(copies)
         """Those of the roots that no broker's file is in: rescued partitions."""
+        self._brokers = brokers_of(self.roots)
+        self.is_cluster = len(set(self._brokers.values())) > 1
+        """Whether the directories are those of several brokers."""
         self._guard = threading.RLock()
         self._found: tuple[_Root, ...] = ()
         self._partitions = FoundPartitions({}, {}, {})
         self._metadata: Mapping[str, BrokerTopic] = {}
-        self._loaded: dict[Key, LoadedPartition] = {}
+        self._loaded: dict[Path, LoadedPartition] = {}
+        self._elected: dict[Key, Election] = {}
+        self._told: set[Path] = set()
+        """Partitions whose damage was logged."""
         self._ends: dict[Key, int] = {}
         """High watermarks that readers have already seen."""
         self._state: State | None = None
@@ -95,6 +106,12 @@ class BrokerDirectories:
     def refuse_write(self) -> NoReturn:
         """Raise InvalidInputError, which says how the directory becomes ours."""
         root = self.roots[0]
+        if self.is_cluster:
+            roots = ",".join(map(str, self.roots))
+            raise InvalidInputError(
+                f"{roots}: directories of several brokers are only read. To write, copy them to a "
+                f"new log: kafkalog copy {roots} NEW"
+            )
         what, first = "a Kafka broker's log directory", ", stop the broker and run"
         if root in self.copies:
             what, first = "a copy of a broker's partitions", " run"
@@ -108,12 +125,27 @@ class BrokerDirectories:
             stamps = tuple(_stamp(root) for root in self.roots)
             if self._state is None or stamps != tuple(root.stamp for root in self._found):
                 self._refresh(stamps)
+                if self.is_cluster:
+                    _note(self._missing())
             assert self._state is not None
             return self._state
 
     def directory(self, topic: str, partition: int) -> Path:
-        """Return a partition's directory; raises StorageError if it is missing."""
-        return self._place(topic, partition)[1]
+        """Return a partition's directory, that of the chosen replica if there are several.
+
+        Raises StorageError if it is missing.
+        """
+        with self._guard:
+            if self._state is None:
+                self.published()
+            directory = self._partitions.directories.get((topic, partition))
+            if directory is None:
+                raise StorageError(self.why_absent(topic, partition))
+            chosen = self.election(topic, partition)
+            if chosen is not None:
+                directory = chosen.leader.directory
+                _note(filter(None, [chosen.notice]))
+            return directory
 
     def loaded(self, topic: str, partition: int) -> LoadedPartition:
         """Return a partition as it is now; a live broker's is listed again.
@@ -122,17 +154,58 @@ class BrokerDirectories:
         """
         with self._guard:
             self.published()
-            root, directory = self._place(topic, partition)
-            key = topic, partition
-            earlier = self._loaded.get(key)
-            if earlier is not None and not root.is_live:
-                return earlier
-            self._loaded[key] = loaded = self._load(root, directory, key, earlier)
-            self._ends[key] = loaded.state.high_watermark
-        for damage in (*loaded.damage, *loaded.lost) if earlier is None else ():
+            loaded = self._loaded_in(self.directory(topic, partition), (topic, partition))
+            self._ends[topic, partition] = loaded.state.high_watermark
+            is_told = loaded.directory in self._told
+            self._told.add(loaded.directory)
+        for damage in () if is_told else (*loaded.damage, *loaded.lost):
             _logger.warning("%s", damage)
         _note(loaded.notices)
         return loaded
+
+    def _loaded_in(self, directory: Path, key: Key) -> LoadedPartition:
+        root = self._root_of(directory)
+        earlier = self._loaded.get(directory)
+        if earlier is None or root.is_live:
+            earlier = self._loaded[directory] = self._load(root, directory, key, earlier)
+        return earlier
+
+    def election(self, topic: str, partition: int) -> Election | None:
+        """Return which of several replicas is read, and why; None with only one.
+
+        Raises StorageError and CorruptLogError if no replica can be read.
+        """
+        with self._guard:
+            self.published()
+            key = topic, partition
+            paths = self._partitions.replicas.get(key)
+            if paths is None:
+                return None
+            if key not in self._elected:
+                self._elected[key] = self._elect(paths, key)
+            return self._elected[key]
+
+    def _elect(self, paths: Sequence[Path], key: Key) -> Election:
+        loaded, faults = [], []
+        for path in paths:
+            try:
+                loaded.append(self._loaded_in(path, key))
+            except KafkaLogError as fault:
+                faults.append(fault)
+        if not loaded:
+            raise faults[0]
+        known = self._metadata.get(key[0])
+        in_sync = [] if known is None else [*map(str, known.assignment(key[1]).in_sync)]
+        if any(broker == str(root) for root, broker in self._brokers.items()):
+            in_sync = []  # nothing says whose a copy is
+        marks = [root.offsets[layout.REPLICATION_CHECKPOINT].get(key, 0) for root in self._found]
+        return elect(
+            loaded,
+            [*map(str, faults)],
+            acknowledged=max(marks),
+            brokers=self._brokers,
+            in_sync=in_sync,
+        )
 
     def snapshot(
         self,
@@ -171,31 +244,28 @@ class BrokerDirectories:
         """Return how far the broker may have cleaned: to the active segment, if nothing says."""
         with self._guard:
             state = self.loaded(topic, partition).state
-            root, _ = self._place(topic, partition)
+            root = self._root_of(self.directory(topic, partition))
             policy = self._metadata[topic].config if topic in self._metadata else {}
         is_kept = policy.get("cleanup.policy", "compact") == "delete"
         if root.knows_cleaned or is_kept:
             return state.cleaned_to
         return max(state.cleaned_to, state.active_base)
 
-    def set_aside(self, topic: str, partition: int) -> str | None:
-        """Return why a partition is not in the log although a directory has its name."""
+    def why_absent(self, topic: str, partition: int) -> str:
+        """Return why a partition that a topic has cannot be read here."""
+        name = layout.partition_directory(topic, partition)
         with self._guard:
-            return self._partitions.reason((topic, partition))
+            known = self._metadata.get(topic)
+            brokers = () if known is None else known.assignment(partition).replicas
+            had = f": it was on the brokers {', '.join(map(str, brokers))}" if brokers else ""
+            return self._partitions.reason((topic, partition)) or (
+                f"partition {partition} of topic {topic!r} is not in "
+                f"{', '.join(map(str, self.roots))} (expected the directory {name}): another "
+                f"broker has it, or another log directory{had}"
+            )
 
-    def _place(self, topic: str, partition: int) -> tuple[_Root, Path]:
-        with self._guard:
-            if self._state is None:
-                self.published()
-            directory = self._partitions.directories.get((topic, partition))
-            if directory is None:
-                raise StorageError(
-                    self.set_aside(topic, partition)
-                    or f"{', '.join(map(str, self.roots))}: the directory "
-                    f"{layout.partition_directory(topic, partition)} is missing: another broker, "
-                    "or another log directory, has the partition"
-                )
-            return next(root for root in self._found if root.path == directory.parent), directory
+    def _root_of(self, directory: Path) -> _Root:
+        return next(root for root in self._found if root.path == directory.parent)
 
     def _refresh(self, stamps: tuple[tuple[object, ...], ...]) -> None:
         self._check_are_brokers(self.roots)
@@ -212,17 +282,39 @@ class BrokerDirectories:
             self._partitions = found = found.internal()
         _note([*notices, *found.notices])
         live = {root.path for root in self._found if root.is_live}
+        here = {*found.directories.values(), *(p for each in found.replicas.values() for p in each)}
         self._loaded = {
-            key: loaded
-            for key, loaded in self._loaded.items()
-            if loaded.directory.parent in live and found.directories.get(key) == loaded.directory
+            directory: loaded
+            for directory, loaded in self._loaded.items()
+            if directory.parent in live and directory in here
         }
+        self._told &= self._loaded.keys()
+        self._elected = {}
         number = 0 if self._state is None else self._state.number + 1
         numbers: dict[str, set[int]] = {}
         for topic, partition in found.named():
             numbers.setdefault(topic, set()).add(partition)
         topics = {topic: self._topic(topic, numbers[topic]) for topic in sorted(numbers)}
         self._state = State(number=number, time_ms=clock.now_ms(), topics=MappingProxyType(topics))
+
+    def missing(self) -> list[str]:
+        """Return a notice for each topic of which partitions have no replica here."""
+        with self._guard:
+            self.published()
+            return [*self._missing()]
+
+    def _missing(self) -> Iterator[str]:
+        assert self._state is not None
+        topics = self._state.topics
+        for name in sorted({*self._metadata, *topics}):
+            known = self._metadata.get(name) or BrokerTopic(name, "", 0)
+            topic = topics.get(name)
+            gone = range(known.partitions) if topic is None else sorted(topic.absent)
+            brokers = sorted({b for number in gone for b in known.assignment(number).replicas})
+            where = f": they were on the brokers {', '.join(map(str, brokers))}" if brokers else ""
+            if gone:
+                numbers = ", ".join(map(str, gone))
+                yield f"topic {name!r}: partitions without a replica here are {numbers}{where}"
 
     def _check_are_brokers(self, roots: Iterable[Path]) -> None:
         """Raise LockedByBrokerError once a directory is ours.

@@ -1,4 +1,4 @@
-"""The partitions in a broker's log directories, and which of them belong to the log.
+"""The partitions in the log directories of brokers, and which of them belong to the log.
 
 A topic that was deleted and created again has another id. A disk that was away meanwhile still has
 partitions of the old topic (KAFKA-14616). A broker renames those to `-stray`. Here they are *set
@@ -8,7 +8,8 @@ aside*: they stay where they are, and nobody reads, copies or adopts them. These
 - Without it, the id of most partitions is taken. Among equals it is the id of the latest record,
   then that of the lowest partition.
 - A partition without an id belongs to its topic: Kafka before 2.8 had none.
-- A partition that lies in two directories is in neither, because nothing tells which one is right.
+- A partition that lies in two directories of one broker is in neither, because nothing tells which
+  one is right. In those of several brokers it has *replicas*; `replicas` chooses among them.
 
 A partition of which only `-future` is left was being moved to another disk. It is set aside too: a
 broker may not have copied all of it (KIP-113).
@@ -20,13 +21,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.broker import metadata_log
-from kafkalog.storage_engine.broker.metadata_log import BrokerTopic
+from kafkalog.storage_engine.broker.metadata_log import BrokerTopic, ClusterMetadata
+from kafkalog.storage_engine.broker.replicas import brokers_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
@@ -39,10 +41,10 @@ Key: TypeAlias = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class FoundPartitions:
-    """The partitions in the directories of one broker."""
+    """The partitions in the directories of one broker, or of several."""
 
     directories: Mapping[Key, Path]
-    """The partitions of the log."""
+    """The partitions of the log; of several replicas, the first one."""
     topic_ids: Mapping[str, str | None]
     """The id of each topic; None if no partition has one."""
     set_aside: Mapping[Path, tuple[Key, str]]
@@ -53,6 +55,8 @@ class FoundPartitions:
     """Topics that the cluster's metadata does not have, although it is here."""
     id_faults: tuple[str, ...] = ()
     """Why the ids of partitions are not known, if a file should say them."""
+    replicas: Mapping[Key, Sequence[Path]] = field(default_factory=dict)
+    """All directories of the partitions that several brokers have."""
 
     @property
     def notices(self) -> list[str]:
@@ -86,8 +90,8 @@ class FoundPartitions:
         return next((text for text, each in zip(found, keys, strict=True) if each == key), None)
 
 
-def find_partitions(roots: Iterable[Path], known: Mapping[str, BrokerTopic]) -> FoundPartitions:
-    """Return the partitions in a broker's directories; `known` is what its metadata says.
+def find_partitions(roots: Sequence[Path], known: Mapping[str, BrokerTopic]) -> FoundPartitions:
+    """Return the partitions in brokers' directories; `known` is what their metadata says.
 
     Raises OSError for a directory that cannot be listed.
     """
@@ -103,22 +107,23 @@ def find_partitions(roots: Iterable[Path], known: Mapping[str, BrokerTopic]) -> 
                 candidates.append((key, root / name))
             elif future is not None:
                 futures.append((future, root / name))
-    return decide(candidates, known, futures=futures)
+    return decide(candidates, known, futures=futures, brokers=brokers_of(roots))
 
 
 def topics_in_metadata(roots: Iterable[Path]) -> tuple[Mapping[str, BrokerTopic], list[str]]:
-    """Return the topics in the first metadata log of the roots, and what is not known of them."""
+    """Return the topics in the roots' newest metadata log, and what is not known of them."""
     notices = []
+    newest = ClusterMetadata()
     for root in roots:
         try:
-            topics = metadata_log.read_topics(root)
+            found = metadata_log.read_metadata(root)
         except (KafkaLogError, OSError) as fault:
             files.pass_on(fault)
             notices.append(f"{root}: topics' ids and configs are not known: {fault}")
             continue
-        if topics:
-            return topics, notices
-    return {}, notices
+        if found.topics and found.end > newest.end:
+            newest = found
+    return newest.topics, notices
 
 
 def decide(
@@ -126,10 +131,12 @@ def decide(
     known: Mapping[str, BrokerTopic],
     *,
     futures: Iterable[tuple[Key, Path]] = (),
+    brokers: Mapping[Path, str] | None = None,
 ) -> FoundPartitions:
     """Return which of the directories with a partition's name belong to the log.
 
-    `futures` are the `-future` directories next to them.
+    `futures` are the `-future` directories next to them. `brokers` says whose each root is; by
+    default, all are those of one broker.
     """
     aside: dict[Path, tuple[Key, str]] = {}
     named: dict[str, list[tuple[Key, Path, str | None]]] = {}
@@ -143,6 +150,7 @@ def decide(
         if fault is not None:
             id_faults.append(fault)
     directories: dict[Key, Path] = {}
+    replicas: dict[Key, Sequence[Path]] = {}
     topic_ids: dict[str, str | None] = {}
     guesses = set()
     for name, found in sorted(named.items()):
@@ -158,12 +166,17 @@ def decide(
             else:
                 ours.setdefault(key, []).append(path)
         for key, paths in ours.items():
-            if len(paths) == 1:
-                directories[key] = paths[0]
-                continue
-            for path in paths:
-                other = next(each for each in paths if each != path)
-                aside[path] = key, f"the same partition is in {other}; read the directories alone"
+            owners = [(brokers or {}).get(path.parent, "") for path in paths]
+            for path, owner in zip(paths, owners, strict=True):
+                if owners.count(owner) > 1:
+                    places = zip(paths, owners, strict=True)
+                    other = next(each for each, o in places if o == owner and each != path)
+                    why = f"the same partition is in {other}; read the directories alone"
+                    aside[path] = key, why
+            if kept := [path for path in paths if path not in aside]:
+                directories[key] = kept[0]
+            if len(kept) > 1:
+                replicas[key] = kept
     for key, path in futures:
         if key not in directories and all(key != each for each, _ in aside.values()):
             text = f"only this is left of {layout.partition_directory(*key)}, which a broker was "
@@ -171,7 +184,7 @@ def decide(
             aside[path] = key, text
     deleted = tuple(name for name in topic_ids if known and name not in known)
     return FoundPartitions(
-        directories, topic_ids, aside, frozenset(guesses), deleted, tuple(id_faults)
+        directories, topic_ids, aside, frozenset(guesses), deleted, tuple(id_faults), replicas
     )
 
 

@@ -5,24 +5,41 @@ everything up to an offset (`<offset>-<epoch>.checkpoint`), and the log after it
 v2 whose record values are framed messages; only those about topics are read here.
 
 A topic's config has what was set for it, not the brokers' own defaults. With several controllers,
-the last records may not be agreed upon yet; the files do not show it.
+the last records may not be agreed upon yet; the files do not show it. Where the logs of several
+controllers are at hand, the one with the highest leader epoch counts, then the longest.
 
 Kafka: MetadataRecordSerde, ReplicationControlManager, ConfigurationControlManager, Snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from kafkalog.errors import CorruptBatchError, CorruptLogError, StorageError
-from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.format import layout, message
 from kafkalog.storage_engine.format.message_fields import MessageFields
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.segment.byte_source import FileBytes
 from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Which brokers have a partition, by their node ids, as far as the metadata says it."""
+
+    replicas: Sequence[int] = ()
+    in_sync: Sequence[int] = ()
+    """The replicas that had every committed record (Kafka: isr)."""
+    directories: Sequence[str] = ()
+    """The id of the log directory of each replica (KIP-858); older metadata has none."""
+
+
+_ASSIGNED: Final = {"replicas": "replicas", "in_sync": "isr", "directories": "directories"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +52,40 @@ class BrokerTopic:
     partitions: int
     config: Mapping[str, str] = field(default_factory=dict)
     """The configs that were set for this topic, by Kafka's names."""
+    records: Mapping[int, Sequence[bytes]] = field(default_factory=dict, compare=False, repr=False)
+    """The records about each partition, undecoded, because few readers need them."""
+
+    def assignment(self, partition: int) -> Assignment:
+        """Return which brokers have a partition; a record of a later version says nothing."""
+        found = Assignment()
+        for value in self.records.get(partition, ()):
+            with contextlib.suppress(ValueError):
+                fields = message.read_metadata(value)[3]
+                changed = {
+                    ours: tuple(fields[theirs])
+                    for ours, theirs in _ASSIGNED.items()
+                    if fields.get(theirs) is not None  # null: as it was
+                }
+                found = replace(found, **changed)
+        return found
 
 
-def read_topics(directory: Path) -> dict[str, BrokerTopic]:
-    """Return the topics of the metadata log in a log directory, by name; {} without one.
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """The topics in a metadata log, by name, and how far the log goes."""
+
+    topics: Mapping[str, BrokerTopic] = field(default_factory=dict)
+    end: tuple[int, int] = (-1, -1)
+    """The leader epoch and the offset of the last record."""
+
+
+def read_topics(directory: Path) -> Mapping[str, BrokerTopic]:
+    """Return the topics of `read_metadata`."""
+    return read_metadata(directory).topics
+
+
+def read_metadata(directory: Path) -> ClusterMetadata:
+    """Return the metadata in a log directory; without topics if it has no metadata log.
 
     `directory` is the broker's `metadata.log.dir`, which has `__cluster_metadata-0`, or the latter
     itself. The controller may be running: a torn last batch is ignored. Raises CorruptLogError, and
@@ -48,9 +95,10 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
     snapshots = {found: n for n in names if (found := layout.parse_metadata_snapshot(n))}
     bases = layout.base_offsets(names, layout.LOG)
     topics = _Topics()
-    start = 0
+    start, end = 0, (-1, -1)
     if snapshots:
-        (start, _), name = max(snapshots.items())
+        (start, epoch), name = max(snapshots.items())
+        end = epoch, start - 1
         for _, path, position, value in _values(directory / name, is_last=False):
             topics.replay(path, position, value)
     for place, base_offset in enumerate(bases):
@@ -58,10 +106,11 @@ def read_topics(directory: Path) -> dict[str, BrokerTopic]:
         if not is_last and bases[place + 1] <= start:
             continue
         log = directory / layout.segment_file(base_offset, layout.LOG)
-        for offset, path, position, value in _values(log, is_last=is_last):
+        for (epoch, offset), path, position, value in _values(log, is_last=is_last):
             if offset >= start:
+                end = epoch, offset
                 topics.replay(path, position, value)
-    return topics.known()
+    return ClusterMetadata(topics.known(), end)
 
 
 def has_metadata(directory: Path) -> bool:
@@ -80,8 +129,8 @@ def _listing(directory: Path) -> tuple[Path, list[str]]:
         return directory, []
 
 
-def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, bytes]]:
-    """Yield (offset, path, position of its batch, value) of the records of a file."""
+def _values(path: Path, *, is_last: bool) -> Iterator[tuple[tuple[int, int], Path, int, bytes]]:
+    """Yield ((epoch, offset), path, position of its batch, value) of the records of a file."""
     with files.closing(files.open_to_read(path)) as fd:
         source = FileBytes(fd)
         scan = LogScanner(source, path, METADATA, limit=source.size())
@@ -93,8 +142,9 @@ def _values(path: Path, *, is_last: bool) -> Iterator[tuple[int, Path, int, byte
             is_data = ~table.is_control & (table.counts != 0)
             for records in found.records(is_data.nonzero()[0]):
                 for row, offset in enumerate(records.offsets.tolist()):
-                    position = found.position_of(int(records.batch_index[row]))
-                    yield offset, path, position, records.value(row) or b""
+                    batch = int(records.batch_index[row])
+                    place = int(table.leader_epochs[batch]), offset
+                    yield place, path, found.position_of(batch), records.value(row) or b""
         scan.look_at_tail()
         if scan.fault is not None and not (is_last and scan.is_torn):
             raise scan.fault
@@ -104,6 +154,7 @@ class _Topics:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}  # by topic id
         self._partitions: dict[str, int] = {}  # by topic id
+        self._records: dict[str, dict[int, list[bytes]]] = {}  # by topic id and partition
         self._configs: dict[str, dict[str, str]] = {}  # by name
         self._pending: list[tuple[Path, int, bytes]] | None = None
         """Records of the controller's open transaction; None outside of one."""
@@ -115,6 +166,7 @@ class _Topics:
                 topic_id,
                 self._partitions.get(topic_id, 0),
                 MappingProxyType(self._configs.get(name, {})),
+                MappingProxyType(self._records.get(topic_id, {})),
             )
             for topic_id, name in sorted(self._names.items(), key=lambda item: item[1])
         }
@@ -138,27 +190,29 @@ class _Topics:
             elif self._pending is not None:
                 self._pending.append((path, position, value))
             else:
-                self._replay(api_key, fields)
+                self._replay(api_key, fields, value)
         except ValueError as fault:
             raise CorruptLogError(path, position, "a metadata record", fault) from None
 
-    def _replay(self, api_key: int, fields: MessageFields) -> None:
+    def _replay(self, api_key: int, fields: MessageFields, value: bytes) -> None:
         # These are the first fields of all existing versions of these records.
         if api_key == layout.TOPIC_RECORD:
             name, topic_id = fields.compact_text(), fields.uuid()
             if name is None:
                 raise ValueError("a topic without a name")
             self._names[topic_id] = name
-        elif api_key == layout.PARTITION_RECORD:
+        elif api_key in (layout.PARTITION_RECORD, layout.PARTITION_CHANGE_RECORD):
             number = fields.integer(4)
             topic_id = fields.uuid()
             self._partitions[topic_id] = max(self._partitions.get(topic_id, 0), number + 1)
+            self._records.setdefault(topic_id, {}).setdefault(number, []).append(value)
         elif api_key == layout.CONFIG_RECORD:
             self._configure(fields)
         elif api_key == layout.REMOVE_TOPIC_RECORD:
             topic_id = fields.uuid()
             name = self._names.pop(topic_id, None)
             self._partitions.pop(topic_id, None)
+            self._records.pop(topic_id, None)
             if name is not None:
                 self._configs.pop(name, None)
 

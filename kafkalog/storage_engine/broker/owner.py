@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.errors import InvalidInputError, KafkaLogError
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.broker.replicas import properties_of
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import address, directory_signs
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _NOTED: Final[set[Path]] = set()
 
 
 def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
-    """Return the directories of a broker, or None for ours; several must be a broker's.
+    """Return the directories of brokers, or None for ours; several must be those of a cluster.
 
     A copy of a broker's partitions, which has no owner's file, is read as a stopped broker's.
     """
@@ -33,11 +33,11 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
         raise InvalidInputError(
             f"{root}: no Kafka broker's log directory (it has no {layout.META_PROPERTIES}, or is a "
             "log of kafkalog); several directories can only be read together if they are those of "
-            f"one broker{directory_signs.nearby(root)}"
+            f"one cluster's brokers{directory_signs.nearby(root)}"
         )
     if not is_broker[0]:
         return None
-    _check_one_broker(roots)
+    _check_one_cluster(roots)
     from kafkalog.storage_engine.broker.broker_directory import BrokerDirectories
 
     return BrokerDirectories(roots, copies=copies)
@@ -77,35 +77,18 @@ def note_copies(found: BrokerDirectories) -> None:
             )
 
 
-def _check_one_broker(roots: Sequence[Path]) -> None:
-    if len(roots) < 2:
-        return
-    names = [
-        {
-            key: properties[key]
-            for key in ("cluster.id", "node.id", "broker.id")
-            if key in properties
-        }
-        for properties in map(_meta_properties, roots)
-    ]
-    for root, name in zip(roots, names, strict=True):
-        for key in name.keys() & names[0].keys():
-            if name[key] != names[0][key]:
-                raise InvalidInputError(
-                    f"{root}: its {key} is {name[key]}, that of {roots[0]} is {names[0][key]}: "
-                    "the log directories are those of two brokers; read them one by one"
-                )
-
-
-def _meta_properties(root: Path) -> dict[str, str]:
-    from kafkalog.storage_engine.metadata import checkpoints
-
-    for name in (layout.META_PROPERTIES, layout.META_ASIDE):
-        if (root / name).exists():
-            try:
-                return checkpoints.read_properties(root / name)
-            except (KafkaLogError, OSError) as fault:
-                files.pass_on(fault)
-                _logger.warning("%s; which broker's directory it is, is not known", fault)
-                return {}
-    return {}
+def _check_one_cluster(roots: Sequence[Path]) -> None:
+    """Raise InvalidInputError for directories of two clusters; warn of those that do not say it."""
+    names = []
+    for root in roots if len(roots) > 1 else ():
+        properties, fault = properties_of(root)
+        if fault is not None:
+            _logger.warning("%s; which broker's directory it is, is not known", fault)
+        if cluster := properties.get("cluster.id"):
+            names.append((root, cluster))
+    for root, cluster in names:
+        if cluster != names[0][1]:
+            raise InvalidInputError(
+                f"{root}: its cluster.id is {cluster}, that of {names[0][0]} is {names[0][1]}: "
+                "these are log directories of two clusters; read them one by one"
+            )

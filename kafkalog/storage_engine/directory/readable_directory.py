@@ -43,8 +43,8 @@ _journal_of_tasks = functools.lru_cache(maxsize=4)(journal_of)
 class ReadableDirectory(ReadableLog):
     """One process's access to a log directory; a context manager.
 
-    `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
-    or their paths with commas between them), is only read, as is a copy of its partitions. Raises
+    `read_only` never writes a byte. A broker's log directory, or those of several brokers of a
+    cluster (a list, or paths with commas between), is only read, as is a copy of partitions. Raises
     InvalidInputError for a path that is a file, or has no log where none is to be created.
     """
 
@@ -65,7 +65,7 @@ class ReadableDirectory(ReadableLog):
         self.root: Path = roots[0]
         self._brokers = owner.left_by_adoption(roots) if is_left else owner.open_broker(roots)
         self.roots: Sequence[Path] = roots
-        """The log directory, or all that a broker has (`log.dirs`)."""
+        """The log directory, or all that a broker, or several brokers, have (`log.dirs`)."""
         self.is_brokers = self._brokers is not None
         self.read_only = read_only or self.is_brokers
         self._is_closed = False
@@ -150,8 +150,9 @@ class ReadableDirectory(ReadableLog):
 
     def why_absent(self, topic: str, partition: int) -> str:
         """Return why a partition that the topic has cannot be read here."""
-        reason = None if self._brokers is None else self._brokers.set_aside(topic, partition)
-        return reason or super().why_absent(topic, partition)
+        if self._brokers is not None:
+            return self._brokers.why_absent(topic, partition)
+        return super().why_absent(topic, partition)
 
     def listing_lock(self, directory: Path) -> contextlib.AbstractContextManager[None]:
         """Keep a partition's set of files as it is; of a broker's it is not ours to do so."""

@@ -64,3 +64,22 @@ def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:
     if not passed:
         return epochs
     return [(passed[-1][0], log_start_offset), *epochs[len(passed) :]]
+
+
+def agreed_end(epochs: Epochs, end: int, leader: Epochs, leader_end: int) -> int:
+    """Return the offset to which a follower's log agrees with its leader's.
+
+    `epochs` and `end` are the follower's. Of the highest epoch that both have, the log that ends it
+    first decides. A log without epochs agrees up to its end. Kafka: KIP-101, KIP-279.
+    """
+    common = {epoch for epoch, _ in epochs} & {epoch for epoch, _ in leader}
+    if not epochs or not leader:
+        return min(end, leader_end)
+    if not common:  # nothing is known of what lies below the leader's first epoch
+        return min(end, leader[0][1])
+    return min(_end_of(max(common), epochs, end), _end_of(max(common), leader, leader_end))
+
+
+def _end_of(epoch: int, epochs: Epochs, end: int) -> int:
+    """Return where an epoch ends. Kafka: LeaderEpochFileCache.endOffsetFor."""
+    return next((start for each, start in epochs if each > epoch), end)

@@ -1,7 +1,7 @@
 """Addresses of log directories: the argument of a log, and Spark's option `path`.
 
-Several log directories of one broker form one log. An address may therefore be a list of paths with
-commas between them, unless a directory has that very name.
+Several log directories of a cluster's brokers form one log. An address may therefore be a list of
+paths with commas between them, unless a directory has that very name.
 
 Spark's JVM and its Python workers may have different current directories. Only an absolute path or
 a `file:` URI is therefore an address.
@@ -112,8 +112,8 @@ def log_directory(options: Mapping[str, str]) -> Path:
     first, *more = log_directories(options)
     if more:
         raise InvalidInputError(
-            f"option 'path' names {first} and {more[0]}: several log directories are those of a "
-            "Kafka broker, and can only be read; write to one log directory"
+            f"option 'path' names {first} and {more[0]}: several log directories are those of "
+            "Kafka brokers, and can only be read; write to one log directory"
         )
     return first
 

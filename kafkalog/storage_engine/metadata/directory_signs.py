@@ -109,7 +109,7 @@ def nearby(path: Path) -> str:
         log, inner = above
         return meant(inner, str(log), is_at=path.name == inner)
     if below := _logs_below(path):
-        together = " (several of one broker are given together, with commas between)"
+        together = " (those of a cluster are given together, with commas between)"
         return meant("", None, [*map(str, below)]) + (together if len(below) > 1 else "")
     with files.ignoring():
         if path.is_dir() and layout.base_offsets(files.list_names(path), layout.LOG):

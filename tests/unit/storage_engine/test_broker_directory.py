@@ -108,7 +108,7 @@ def test_a_partition_in_two_directories_names_both_and_costs_no_other(tmp_path: 
     assert str(second.path / "t-0") in str(fault.value)
 
 
-def test_several_directories_are_those_of_a_broker(tmp_path: Path) -> None:
+def test_several_directories_are_those_of_one_cluster(tmp_path: Path) -> None:
     root = stopped(tmp_path / "a")
     ours = tmp_path / "ours"
     DirectoryLog(ours).close()
@@ -116,8 +116,8 @@ def test_several_directories_are_those_of_a_broker(tmp_path: Path) -> None:
         with pytest.raises(InvalidInputError, match=f"{other}: no Kafka broker's log directory"):
             kafkalog.open([root.path, other])
     other = BrokerRoot(tmp_path / "b").path
-    (other / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=2\n")
-    with pytest.raises(InvalidInputError, match=f"{other}: its node.id is 2, that of .* is 1"):
+    (other / "meta.properties").write_text("version=1\ncluster.id=d\nnode.id=2\n")
+    with pytest.raises(InvalidInputError, match=f"{other}: its cluster.id is d, that of .* is c"):
         kafkalog.open([root.path, other])
     with pytest.raises(InvalidInputError, match="given twice"):
         kafkalog.open([root.path, tmp_path / "x" / ".." / "a"])

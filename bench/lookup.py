@@ -217,6 +217,7 @@ class Asked:
 
     ms: list[float] = field(default_factory=list)
     mib: float = 0.0
+    cpu_ms: list[float] = field(default_factory=list)
 
 
 def asked(
@@ -240,6 +241,7 @@ def asked(
                 if answer.values != [written.get(key) for key in keys]:
                     raise SystemExit("a lookup has found another value than the latest")
                 side.ms += answer.ms
+                side.cpu_ms += answer.cpu_ms
                 side.mib = answer.mib
     return [side for _, side in sides]
 

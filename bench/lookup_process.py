@@ -4,7 +4,8 @@
 
 `WAY` is `kafkalog`, whose topic `t` lies in the log PATH, or `sqlite` or `duckdb`, whose table `t`
 lies in the file PATH. Each line on the standard input is a JSON list of keys, answered by a line of
-JSON: the values, how many milliseconds each took, and the most MiB that the process had resident.
+JSON: the values, how many milliseconds each took, the most MiB that the process had resident, and
+how many milliseconds of CPU each took, in all threads.
 With `-at-once` behind the way, the keys of a line are asked for at once: the time is one, divided
 by their number.
 """
@@ -31,11 +32,12 @@ LookUpMany = Callable[[list[str]], dict[str, str | None]]
 
 
 class Answer(NamedTuple):
-    """The values found, the milliseconds of each, and the memory."""
+    """The values found, the milliseconds of each, the memory, and the CPU time of each."""
 
     values: list[str | None]
     ms: list[float]
     mib: float
+    cpu_ms: list[float]
 
 
 class LookupProcess(AnsweringProcess):
@@ -52,10 +54,11 @@ class LookupProcess(AnsweringProcess):
 def serve(look_up: LookUp) -> None:
     """Answer list by list, until there are no more."""
     for line in sys.stdin:
-        answer = Answer([], [], 0.0)
+        answer = Answer([], [], 0.0, [])
         for key in json.loads(line):
-            start = time.perf_counter()
+            start, spent = time.perf_counter(), time.process_time()
             value = look_up(key)
+            answer.cpu_ms.append((time.process_time() - spent) * 1000)
             answer.ms.append((time.perf_counter() - start) * 1000)
             answer.values.append(value)
         print(json.dumps(answer._replace(mib=peak_mib())), flush=True)
@@ -65,21 +68,25 @@ def serve_at_once(look_up: LookUpMany) -> None:
     """Answer list by list, the keys of each at once."""
     for line in sys.stdin:
         keys = json.loads(line)
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), time.process_time()
         found = look_up(keys)
-        took_ms = (time.perf_counter() - start) * 1000
-        answer = Answer([found.get(key) for key in keys], [took_ms / len(keys)], peak_mib())
+        cpu_ms = (time.process_time() - spent) * 1000 / len(keys)
+        took_ms = (time.perf_counter() - start) * 1000 / len(keys)
+        answer = Answer([found.get(key) for key in keys], [took_ms], peak_mib(), [cpu_ms])
         print(json.dumps(answer), flush=True)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Open what is asked for, and answer."""
     way, path = arguments
-    if way == "duckdb-at-once":
+    if way.startswith("duckdb"):
         import duckdb
 
         with duckdb.connect(path, read_only=True) as table:
-            serve_at_once(lambda keys: _duckdb_rows(table, keys))
+            if way == "duckdb":
+                serve(lambda key: _duckdb_rows(table, [key]).get(key))
+            else:
+                serve_at_once(lambda keys: _duckdb_rows(table, keys))
         return
     if way.startswith("sqlite"):
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:

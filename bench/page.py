@@ -50,6 +50,7 @@ PROGRAMS: Final = (
     "chosen_keys",
     "planning",
     "lookup",
+    "lookup_uncleaned",
     "commit",
     "staging",
     "open",

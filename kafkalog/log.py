@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.cleaner.config import CleanerConfig
-    from kafkalog.cleaner.key_index.key_lookup import Record
+    from kafkalog.cleaner.key_index.key_lookup import KeptLookups, Record
     from kafkalog.cleaner.report.explain import Explanation
     from kafkalog.cleaner.report.status import PartitionStatus
     from kafkalog.cleaner.schedule.thread import CleanerThread
@@ -104,6 +104,7 @@ class KafkaLog:
         self._is_closed = False
         self._producers: WeakSet[Producer] = WeakSet()
         self._followed: WeakSet[FollowedTopic] = WeakSet()
+        self._lookups: KeptLookups | None = None
         self._config = CleanerConfig() if isinstance(cleaner, bool) else cleaner
         self._cleaner: CleanerThread | None = None
         if cleaner:
@@ -385,15 +386,15 @@ class KafkaLog:
     ) -> Record | None:
         """Return the latest record of a key; None for an unknown key, or where it is a tombstone.
 
-        Cleaned segments are asked through their key indexes, the others are scanned. The key (text
-        is UTF-8) is looked for where Kafka's default partitioner sends it, or in `partition`. For
-        many lookups `kafkalog.KTable` keeps the files open. Raises UnknownTopicError,
-        CorruptBatchError.
+        Works as `kafkalog.KTable.lookup`. The key (text is UTF-8) is looked for where Kafka's
+        default partitioner sends it, or in `partition`. The files of the 16 topics asked last stay
+        open until `close`, so those that a cleaning replaces take room until the next lookup.
+        Raises UnknownTopicError, CorruptBatchError.
         """
-        from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+        from kafkalog.cleaner.key_index.key_lookup import KeptLookups
 
-        with KeyLookup(self._log, topic) as lookup:
-            return lookup.get(key, partition=partition)
+        self._lookups = self._lookups or KeptLookups(lambda: self._log)
+        return self._lookups.ask(topic, lambda lookup: lookup.get(key, partition=partition))
 
     def offset_for_time(
         self, topic: str, ms: int, *, isolation_level: str = time_offsets.READ_COMMITTED
@@ -542,6 +543,8 @@ class KafkaLog:
         if self._cleaner is not None:
             self._cleaner.stop()
             self._cleaner = None
+        if self._lookups is not None:
+            self._lookups.close()
         self._log.close()
         self._is_closed = True
 

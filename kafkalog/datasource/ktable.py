@@ -27,7 +27,7 @@ from kafkalog.values.record_form import DocumentArguments, RecordForm
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
+    from kafkalog.cleaner.key_index.key_lookup import KeptLookups, KeyLookup, Record
     from kafkalog.datasource.materialized_table import MaterializedTable
     from kafkalog.values.schema_registry import SchemaRegistry
 
@@ -59,7 +59,7 @@ class KTable:
         self.options = dict(options or {})
         self._spark = spark
         self._mutex = threading.Lock()
-        self._lookup: KeyLookup | None = None
+        self._lookups: KeptLookups | None = None
         with self._log() as log:
             log.describe(topic)
 
@@ -71,10 +71,8 @@ class KTable:
 
     def close(self) -> None:
         """Close the files that lookups keep open; the next lookup opens them again."""
-        with self._mutex:
-            if self._lookup is not None:
-                self._lookup.close()
-                self._lookup = None
+        if self._lookups is not None:
+            self._lookups.close()
 
     def df(
         self,
@@ -195,9 +193,13 @@ class KTable:
     ) -> Any:
         """Return the latest record of one key, without Spark; None if it has no value.
 
-        Text is encoded as UTF-8. Cleaned segments are searched through their key indexes, newer
-        records are scanned. The key is searched in the partition where Kafka's default partitioner
-        sends it, or in `partition`.
+        Text is encoded as UTF-8. Cleaned segments are searched through their key indexes. Newer
+        records get an index in memory, once lookups have scanned as many bytes as these records
+        take. Each commit extends it, and it has at most 128 MiB. With more uncleaned records than
+        that, 5.6 million or more of them, lookups scan the records.
+
+        The key is searched in the partition where Kafka's default partitioner sends it, or in
+        `partition`.
 
         With `json=True` it is the value's document, as `json.loads` gives it. With `avro`, a schema
         or a registry, it is the value as the package fastavro decodes it: a dict for a record. The
@@ -229,18 +231,11 @@ class KTable:
         return self._looked_up(lambda lookup: lookup.get_many(wanted, partition=partition))
 
     def _looked_up(self, ask: Callable[[KeyLookup], T]) -> T:
-        from kafkalog.cleaner.key_index.key_lookup import KeyLookup
+        from kafkalog.cleaner.key_index.key_lookup import KeptLookups
 
-        while True:
-            with self._mutex:
-                if self._lookup is None:
-                    self._lookup = KeyLookup(self._log(), self.topic)
-                lookup = self._lookup
-            try:
-                return ask(lookup)
-            except InvalidInputError:
-                if not lookup.is_closed:  # else another thread has called `close`
-                    raise
+        with self._mutex:
+            self._lookups = self._lookups or KeptLookups(self._log)
+        return self._lookups.ask(self.topic, ask)
 
     def updates(
         self,

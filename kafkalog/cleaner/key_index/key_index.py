@@ -63,6 +63,11 @@ def key_hashes(records: RecordTable, rows: Integers, secret: bytes) -> Uint64s:
     return _hashes(records.arena, records.key_positions[rows], records.key_sizes[rows], secret)
 
 
+def hashes_of(keys: ChosenKeys, secret: bytes) -> Uint64s:
+    """Return the `key_hashes` of keys, in their order: uint64 (k)."""
+    return _hashes(keys.arena, keys.positions, keys.sizes, secret)
+
+
 def _hashes(arena: Bytes, positions: Int64s, sizes: Int64s, secret: bytes) -> Uint64s:
     hashes: Uint64s = np.empty((len(sizes), 2), dtype=np.uint64)
     kernels.hash_keys(arena, positions, sizes, np.frombuffer(secret, dtype=np.uint64), hashes)
@@ -298,7 +303,7 @@ class KeyIndex:
 
     def hashes(self, keys: ChosenKeys) -> Uint64s:
         """Return the `key_hashes` of keys, in their order: uint64 (k)."""
-        return _hashes(keys.arena, keys.positions, keys.sizes, self.secret)
+        return hashes_of(keys, self.secret)
 
     def hold(self) -> bool:
         """Keep all entries in memory, 8 bytes each; False if one is damaged, or if they are."""

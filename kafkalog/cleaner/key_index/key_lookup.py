@@ -2,9 +2,9 @@
 
 The segments of a partition are searched from the last to the first, until each key is found. A
 cleaned segment is searched through its key index: two or three small reads for a key, and one
-batch. For many keys the index is read whole, and kept. A segment without an index is scanned. In an
-object store each read is a request, so a filter of the keys of each segment is fetched once, and
-kept (`key_filter`).
+batch. For many keys the index is read whole, and kept. The segments after the last cleaning get an
+index in memory (`tail_index`). Any other segment is scanned. In an object store each read is a
+request, so a filter of the keys of each segment is fetched once, and kept (`key_filter`).
 
 The result is that of `view=latest`: only committed records count, and a tombstone means no record.
 """
@@ -12,17 +12,24 @@ The result is that of `view=latest`: only committed records count, and a tombsto
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import numpy as np
 
 from kafkalog.cleaner.key_index.key_filter import KeyFilter
 from kafkalog.cleaner.key_index.key_index import KeyIndex
-from kafkalog.errors import CorruptBatchError, InvalidInputError, KafkaLogError
+from kafkalog.cleaner.key_index.tail_index import OFFSET_BYTES, TailIndex
+from kafkalog.errors import (
+    CorruptBatchError,
+    InvalidInputError,
+    KafkaLogError,
+    UnknownTopicError,
+)
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs.locks import SegmentsLock
@@ -52,6 +59,11 @@ _FILTERS_MAX: Final = 64 << 20
 """Bytes of key filters of a partition that are kept: those of 32 million keys."""
 _HELD_MAX: Final = 1 << 24
 """Entries of key indexes of a partition kept between lookups of many keys: 128 MiB."""
+_TAILS_MAX: Final = 128 << 20
+"""Bytes of the indexes of a topic's uncleaned records that are kept: of 5 million at least."""
+_TOPICS_MAX: Final = 16
+"""Topics of which a log keeps the lookup."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +115,7 @@ class KeyLookup:
         self.is_closed = False
         """Whether `close` was called."""
         self.scanned_bytes = 0
-        """Bytes of segments without a key index that were scanned."""
+        """Bytes of segments without a key index that were scanned, or read for an index of them."""
 
     def __enter__(self) -> Self:
         return self
@@ -174,21 +186,32 @@ class KeyLookup:
             self.scanned_bytes += held.take_scanned_bytes()
 
     def _partition(self, topic: TopicState, number: int) -> PartitionLookup:
-        sides: Mapping[str, SideObject] = {}
-        if number in self._open:
-            topic_id, held = self._open[number]
-            is_there = topic_id == topic.topic_id and 0 <= number < len(topic.partitions)
-            is_same = is_there and held.snapshot.state == topic.partitions[number]
-            if is_same and not self._is_replaced(held.snapshot):
-                return held
-            if isinstance(held.snapshot, ObjectSnapshot):
-                sides = held.snapshot.sides
-            self._close(number)
+        if number not in self._open:
+            return self._opened(topic, number, None)
+        topic_id, held = self._open[number]
+        is_there = topic_id == topic.topic_id and 0 <= number < len(topic.partitions)
+        is_same = is_there and held.snapshot.state == topic.partitions[number]
+        if is_same and not self._is_replaced(held.snapshot):
+            return held
+        del self._open[number]
+        try:  # the files stay open meanwhile, so that no other file gets the inode of one
+            return self._opened(topic, number, held if topic_id == topic.topic_id else None)
+        finally:
+            held.close()
+            held.snapshot.close()
+
+    def _opened(
+        self, topic: TopicState, number: int, before: PartitionLookup | None
+    ) -> PartitionLookup:
+        """Open a partition as it is now, with what is still true of what was known before."""
         snapshot = self._store.snapshot(topic.name, number, whole=True)
-        if isinstance(snapshot, ObjectSnapshot):
-            snapshot.keep(sides)
+        tail = TailIndex() if before is None or before.tail is None else before.tail
+        others = sum(held.tail.size for _, held in self._open.values() if held.tail is not None)
         try:
-            held = PartitionLookup(snapshot)
+            if before is not None and isinstance(snapshot, ObjectSnapshot):
+                assert isinstance(before.snapshot, ObjectSnapshot)
+                snapshot.keep(before.snapshot.sides)
+            held = PartitionLookup(snapshot, tail, tail_max=_TAILS_MAX - others)
         except BaseException:
             snapshot.close()
             raise
@@ -205,6 +228,51 @@ class KeyLookup:
         _, held = self._open.pop(number)
         held.close()
         held.snapshot.close()
+
+
+class KeptLookups:
+    """The lookups of the topics that were asked last, kept between calls; `close` it.
+
+    Calls from several threads are safe, also while another one closes it: it opens files again.
+    """
+
+    def __init__(self, open_log: Callable[[], ReadableLog]) -> None:
+        self._open_log = open_log
+        self._mutex = threading.Lock()
+        self._kept: dict[str, KeyLookup] = {}
+
+    def ask(self, topic: str, ask: Callable[[KeyLookup], T]) -> T:
+        """Return what `ask` makes of the lookup of a topic; raises UnknownTopicError."""
+        while True:
+            lookup = self._lookup(topic)
+            try:
+                return ask(lookup)
+            except UnknownTopicError:
+                self._close(lambda name: name == topic)
+                raise
+            except InvalidInputError:
+                if not lookup.is_closed:  # else another thread has closed it
+                    raise
+
+    def close(self) -> None:
+        """Close all files; the next lookup opens them again."""
+        self._close(lambda _: True)
+
+    def _lookup(self, topic: str) -> KeyLookup:
+        with self._mutex:
+            found = self._kept.pop(topic, None) or KeyLookup(self._open_log(), topic)
+            self._kept[topic] = found
+            oldest = next(iter(self._kept))
+            is_full = len(self._kept) > _TOPICS_MAX
+        if is_full:
+            self._close(lambda name: name == oldest)
+        return found
+
+    def _close(self, is_chosen: Callable[[str], bool]) -> None:
+        with self._mutex:
+            closed = [self._kept.pop(name) for name in [*self._kept] if is_chosen(name)]
+        for lookup in closed:
+            lookup.close()
 
 
 def key_bytes(key: bytes | str) -> bytes:
@@ -238,8 +306,15 @@ def _by_partition(
 class PartitionLookup:
     """Look up keys in a snapshot, opened whole, that stays open; `close` it."""
 
-    def __init__(self, snapshot: PartitionSnapshot) -> None:
+    def __init__(
+        self, snapshot: PartitionSnapshot, tail: TailIndex | None = None, *, tail_max: int = 0
+    ) -> None:
+        """Without a `tail`, which may take `tail_max` bytes, uncleaned segments are scanned."""
         self.snapshot = snapshot
+        self.tail = tail
+        self._tail_max = tail_max
+        self._is_followed = False
+        self._segments: Sequence[OpenSegment] | None = None
         self._indexes: dict[int, KeyIndex] = {}
         self._aborted: IndexedTransactions | None = None
         """The transaction indexes, loaded on first use."""
@@ -250,6 +325,7 @@ class PartitionLookup:
             if not isinstance(snapshot, DirectorySnapshot):
                 return  # an object store's are opened when they are asked
             if snapshot.state.listed_from == layout.INT64_MAX:
+                self.tail = None
                 return  # a broker's log: it has no index, and the broker ignores our locks
             with SegmentsLock(snapshot.directory).shared():
                 for segment in snapshot.whole_segments():
@@ -283,14 +359,18 @@ class PartitionLookup:
             raise
 
     def _latest(self, keys: ChosenKeys, end: int) -> Iterator[FoundRecords]:
-        start = self.snapshot.state.log_start_offset
-        is_left = np.ones(len(keys), dtype=np.bool_)
-        for segment in reversed(self.snapshot.whole_segments()):
-            if segment.base_offset >= end or segment.end_offset <= start:
+        span = self.snapshot.state.log_start_offset, end
+        search_of = partial(_Search, keys, np.ones(len(keys), dtype=np.bool_), span)
+        segments = self._whole_segments()
+        tail = self._followed(segments)
+        if tail is not None and (yield from self._in_tail(tail, segments, search_of)):
+            segments = [each for each in segments if each.base_offset < tail.base_offset]
+        for segment in reversed(segments):
+            if segment.base_offset >= end or segment.end_offset <= span[0]:
                 continue
-            if not is_left.any():
+            search = search_of(segment)
+            if not search.is_left.any():
                 return
-            search = _Search(segment, keys, is_left, (start, end))
             index = self._index(segment)
             if index is not None:
                 found = self._places(index, search)
@@ -299,6 +379,63 @@ class PartitionLookup:
                 del self._indexes[segment.base_offset]  # damaged: the segment may be whole
                 index.close()
             yield from self._scanned(search)
+
+    def _whole_segments(self) -> Sequence[OpenSegment]:
+        if self._segments is None:
+            self._segments = self.snapshot.whole_segments()
+        return self._segments
+
+    def _followed(self, segments: Sequence[OpenSegment]) -> TailIndex | None:
+        """Return the index of the last segments, up to date; None where they are to be scanned."""
+        if self.tail is None or not segments:
+            return None
+        if self._is_followed:
+            return self.tail
+        first = len(segments)
+        while first and self._index(segments[first - 1]) is None:
+            first -= 1
+        if not self.tail.is_worth_reading(segments[first:]):
+            return None
+        state = self.snapshot.state
+        span = state.log_start_offset, state.high_watermark
+        begin = segments[first].base_offset if first < len(segments) else span[1]
+        if (span[1] - max(begin, span[0])) * OFFSET_BYTES > self._tail_max:
+            self.tail = None
+            return None
+        try:
+            self._count_scanned(self.tail.follow(segments[first:], span))
+        except KafkaLogError:  # a scan says of which keys it hides the latest record
+            self.tail = None
+        self._is_followed = True
+        return self.tail
+
+    def _in_tail(
+        self,
+        tail: TailIndex,
+        segments: Sequence[OpenSegment],
+        search_of: Callable[[OpenSegment], _Search],
+    ) -> Generator[FoundRecords, None, bool]:
+        """Search the last segments; return whether the batches of their index are there.
+
+        The last batch of each key comes first.
+        """
+        by_base = {each.base_offset: each for each in segments}
+        search = search_of(segments[-1])
+        left: Int64s = np.arange(len(search.keys))
+        hashes = tail.hashes(search.keys)
+        before = np.full(len(left), tail.batches_below(search.span[1]), dtype=np.int64)
+        while len(left):
+            batches = tail.last_before(hashes, before)
+            is_there = batches >= 0
+            left, hashes, before = left[is_there], hashes[is_there], batches[is_there]
+            for base_offset, rows, positions in tail.places(before):
+                search = search_of(by_base[base_offset])
+                if not (yield from self._in_batches(search, left[rows], positions)):
+                    self.tail = None
+                    return False
+            is_left = search.is_left[left]
+            left, hashes, before = left[is_left], hashes[is_left], before[is_left]
+        return True
 
     def _places(self, index: KeyIndex, search: _Search) -> tuple[Int64s, Int64s] | None:
         """Return the keys that are left and the batches that may have them; None for damage."""
@@ -388,7 +525,7 @@ class PartitionLookup:
         first = max(start, segment.base_offset)
         with self._outcomes() as outcomes:
             for chunk in segment.chunks(first, min(end, segment.end_offset), CHUNK_SIZE):
-                self._scanned_bytes += int(chunk.table.sizes.sum())
+                self._count_scanned(int(chunk.table.sizes.sum()))
                 is_wanted = ~chunk.table.is_control & ~outcomes.is_aborted(chunk)
                 for _, records in chunk.runs(is_wanted):
                     is_within = (records.offsets >= start) & (records.offsets < end)
@@ -409,6 +546,11 @@ class PartitionLookup:
                 if is_here.any():
                     yield FoundRecords(run, records, rows[is_here], numbers[is_here])
             numbers = numbers[wanted > chunk.table.last_offsets[-1]]
+
+    def _count_scanned(self, size: int) -> None:
+        self._scanned_bytes += size
+        if self.tail is not None:
+            self.tail.scanned_bytes += size
 
     def _outcomes(self) -> TransactionOutcomes:
         if self._aborted is None:
@@ -460,12 +602,12 @@ class PartitionLookup:
 class _Search:
     """The search of one segment for the keys that are left."""
 
-    segment: OpenSegment
     keys: ChosenKeys
     is_left: npt.NDArray[np.bool_]
     """Which keys are not found yet (k); `found` clears what it finds."""
     span: tuple[int, int]
     """The offsets [start, end) that count."""
+    segment: OpenSegment
 
     def found(
         self, run: Chunk, records: RecordTable, numbers: Int64s, batches: Int64s

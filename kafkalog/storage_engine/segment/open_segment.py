@@ -11,7 +11,7 @@ Kafka: LogSegment.read, FileRecords, FileLogInputStream.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,6 +141,11 @@ class OpenSegment:
 
     def close(self) -> None:
         """Let go of the bytes."""
+
+    @property
+    def identity(self) -> Hashable:
+        """What tells its bytes from those of another segment of this base offset."""
+        return self.log, self.limit
 
     def has_whole_time_index(self) -> bool:
         """Return whether the time index is whole, as one with a checksum is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from kafkalog.storage_engine.format import layout
@@ -67,8 +68,13 @@ class OpenSegmentFile(OpenSegment):
         except OSError as raised:
             files.pass_on(raised)
             return False
+        return (named.st_dev, named.st_ino) == self.identity
+
+    @property
+    def identity(self) -> Hashable:
+        """The file; as long as it is open, no other one has its inode."""
         held = os.fstat(self._file.fd)
-        return (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+        return held.st_dev, held.st_ino
 
     def has_whole_time_index(self) -> bool:
         """Return whether the last time index entry has its batch, and no later batch is younger."""

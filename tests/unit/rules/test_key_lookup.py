@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 
 import pyarrow as pa
 import pytest
 
+from kafkalog.cleaner.key_index import key_lookup, tail_index
 from kafkalog.cleaner.key_index.key_lookup import KeyLookup, Record
 from kafkalog.datasource.ktable import KTable
 from kafkalog.errors import CorruptLogError, InvalidInputError, UnknownTopicError
@@ -17,6 +19,7 @@ from tests.builders.log_builder import NOW_MS
 from tests.unit.rules.acts import Written
 from tests.unit.rules.places import Place
 
+HISTORIES = 200 if os.environ.get("KAFKALOG_TABLES") == "full" else 4
 CONFIG = {"segment_bytes": 4096, "compression_type": "lz4"}
 
 
@@ -249,3 +252,114 @@ def test_lookups_go_on_while_the_log_is_written_and_cleaned(filled: Place) -> No
     done.set()
     thread.join()
     assert faults == []
+
+
+def test_uncleaned_records_are_scanned_once_and_then_those_that_came(filled: Place) -> None:
+    put(filled, *((f"key-{i}", "v" * 50) for i in range(500)))
+    with KeyLookup(filled.engine, "t") as lookup:
+        assert lookup.get("nobody") is None
+        once = lookup.scanned_bytes
+        assert value(lookup.get("key-7")) == "v" * 50
+        assert lookup.scanned_bytes == 2 * once > 0
+        assert lookup.get("nobody") is None
+        assert value(lookup.get("key-499")) == "v" * 50
+        assert lookup.scanned_bytes == 2 * once
+        put(filled, ("key-7", "new"))
+        assert value(lookup.get("key-7")) == "new"
+        assert value(lookup.get("key-8")) == "v" * 50
+        assert 2 * once < lookup.scanned_bytes < 2 * once + 200
+        filled.roll()
+        put(filled, ("key-8", "new"))
+        filled.clean()
+        put(filled, ("key-9", "newer"))
+        known = lookup.scanned_bytes
+        assert [value(lookup.get(f"key-{i}")) for i in (7, 8, 9)] == ["new", "new", "newer"]
+        assert lookup.scanned_bytes < known + 200
+
+
+def test_a_log_keeps_what_a_lookup_needs_for_the_next_one(filled: Place) -> None:
+    put(filled, ("a", "1"))
+    for _ in range(3):
+        assert value(filled.log.lookup("t", "a")) == "1"
+    assert filled.log._lookups is not None
+    assert filled.log._lookups.ask("t", lambda kept: kept.scanned_bytes) > 0
+    filled.log.delete_topic("t")
+    with pytest.raises(UnknownTopicError):
+        filled.log.lookup("t", "a")
+    assert filled.log._lookups._kept == {}
+
+
+def test_more_uncleaned_records_than_memory_may_hold_are_scanned(
+    filled: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_lookup, "_TAILS_MAX", 100 * tail_index.OFFSET_BYTES)
+    with KeyLookup(filled.engine, "t") as lookup:
+        for count in (100, 101):
+            put(filled, *((f"key-{i}", "v") for i in range(count - filled.state().high_watermark)))
+            for _ in range(3):
+                assert value(lookup.get("key-0")) == "v"
+            known = lookup.scanned_bytes
+            assert value(lookup.get("key-0")) == "v"
+            assert (lookup.scanned_bytes > known) == (count == 101)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_drawn_histories_give_through_one_kept_lookup_what_a_scan_gives(
+    place: Place, seed: int
+) -> None:
+    dice = random.Random(seed)
+    config = {
+        "cleanup_policy": "compact,delete",
+        "segment_bytes": dice.choice([300, 1500, 1 << 30]),
+    }
+    log = Written.create(place, **config)
+    reader = place.other()
+    now_ms = 0
+    asked = [b"%d" % key for key in range(13)]
+    for step in range(60):
+        keys = [dice.randrange(12) for _ in range(dice.randint(1, 6))]
+        producer = dice.choice([7, 8])
+        match dice.choice("ddddttttcaraCCgxT" if step % 20 else "ddtt"):
+            case "d":
+                log.data(*keys, tombstones=dice.random() < 0.2)
+            case "t":
+                log.transact(producer, *keys)
+            case "c" if producer in log.running:
+                log.commit(producer)
+            case "a" if producer in log.running:
+                log.abort(producer)
+            case "r":
+                log.roll()
+            case "C":
+                now_ms += dice.choice([0, 90_000_000])
+                assert all(s.error is None for s in place.log.clean("t", force=True, now_ms=now_ms))
+            case "g":
+                place.regroup()
+            case "x":
+                state = place.state()
+                before = dice.randint(state.log_start_offset, state.last_stable_offset)
+                place.log.delete_records("t", 0, before)
+                place.engine.apply_retention("t", now_ms=now_ms)
+            case "T" if dice.random() < 0.3:
+                place.log.delete_topic("t")
+                log = Written.create(place, **config)
+        latest = scanned(place)
+        for key in dice.sample(asked, 3):
+            found = reader.lookup("t", key)
+            assert (found and found.offset) == latest.get(key), (step, key)
+        many = reader._lookups.ask("t", lambda kept: kept.get_many(asked))
+        assert {k: found and found.offset for k, found in many.items()} == {
+            key: latest.get(key) for key in asked
+        }, step
+
+
+def scanned(place: Place) -> dict[bytes, int]:
+    """Return the offset of the latest record of each key that has one, and no tombstone."""
+    latest: dict[bytes, int | None] = {}
+    end = place.state().last_stable_offset
+    for batch in place.log.read("t", 0, place.state().log_start_offset, end):
+        columns = (batch[name].to_pylist() for name in ("key", "value", "offset"))
+        for key, data, offset in zip(*columns, strict=True):
+            latest[key] = None if data is None else offset
+    return {key: offset for key, offset in latest.items() if offset is not None}

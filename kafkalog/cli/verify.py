@@ -4,7 +4,7 @@ It checks all checksums, the order of offsets, and the journal against the files
 entries, aborted transactions, producer snapshots, leader epochs, topic ids and checkpoints with the
 batches. A finding is a line with file and position.
 
-Of a log in an object store it compares every object with the commit log, by its size. It tells of
+For a log in an object store it compares every object with the commit log, by its size. It tells of
 objects that are missing, and of orphans, which nothing names. --deep reads all live objects, their
 batches and their indexes.
 

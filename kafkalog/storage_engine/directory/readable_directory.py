@@ -42,9 +42,9 @@ _journal_of_tasks = functools.lru_cache(maxsize=4)(journal_of)
 class ReadableDirectory(ReadableLog):
     """One process's access to a log directory; a context manager.
 
-    `read_only` never writes a byte. A broker's log directory, or all those of one broker (a list,
-    or their paths with commas between them), is only read, as is a copy of its partitions. Raises
-    InvalidInputError for a path that is a file, or has no log where none is to be created.
+    `read_only` never writes a byte. A broker's log directory is only read, as is a copy of its
+    partitions. All those of one broker may be given, as a list, or their paths with commas between
+    them. Raises InvalidInputError for a path that is a file, or lacks a log and may not get one.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ def give_back_memory() -> None:
 
 
 def _function(name: str) -> Any:
-    """Return a function of the C library; None if it has none of that name."""
+    """Return a function of the C library, or None for an unknown name."""
     import ctypes
 
     return getattr(ctypes.CDLL(None), name, None)

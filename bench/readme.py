@@ -41,12 +41,6 @@ NUMBERS: Final = (
         "a streaming micro-batch of 1,000 records, source to sink, p50",
         "an empty Python source and sink",
     ),
-    (
-        "codec",
-        "decode to Arrow, 100-byte records, uncompressed, batches of 100 KB aiokafka",
-        "decoding to Arrow, 100-byte records, one thread",
-        "aiokafka's compiled codec",
-    ),
 )
 """For each: the program, words of its claim and peer, and how README names the two."""
 

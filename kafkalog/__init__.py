@@ -1,9 +1,8 @@
 """Kafka's compacted log for Spark, with no broker.
 
 `open` gives a log, `copy` copies one. Importing this package loads nothing heavy: no pyarrow, no
-Spark.
-`kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first used.
-`__compiled__` (a bool) says whether the kernels are compiled or run as Python.
+Spark. The modules `kafkalog.cleaner`, `kafkalog.errors` and `kafkalog.sink` are loaded when first
+used. Whether the kernels are compiled or run as Python is in `__compiled__` (a bool).
 """
 
 from __future__ import annotations
@@ -115,12 +114,12 @@ def copy(
 
     Both are directories or URLs, as for `open`, with `store.*` options of their own. The source may
     be a broker's directory, or several. Offsets with their gaps, timestamps, headers, producers,
-    transactions and log starts stay, as do ids and configs of topics that the destination does not
-    have. `config` has the configs that a broker's topics had, by topic, or by `*` for all, where
-    the directory does not tell. `progress` is called with how many offsets are done, and of how
-    many. Returns what was added per partition. Raises InvalidInputError for a destination that is
-    not a copy of the source, UnknownTopicError, CorruptBatchError, StorageError. The commits before
-    the error stay.
+    transactions and log starts stay. For topics that the destination does not have, ids and configs
+    stay too. If the directory does not tell the configs that a broker's topics had, `config` has
+    them, by topic, or by `*` for all. A call of `progress` says how many offsets are done, and of
+    how many. Returns what was added per partition. Raises InvalidInputError for a destination that
+    is not a copy of the source, UnknownTopicError, CorruptBatchError, StorageError. The commits
+    before the error stay.
     """
     from kafkalog.storage_engine.copying import copy as copying
     from kafkalog.storage_engine.fs import files

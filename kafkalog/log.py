@@ -223,7 +223,7 @@ class KafkaLog:
         `source` is a `.log` file, a binary stream or bytes: batches v2, whose offsets, producers,
         transactions and leader epochs stay; offsets may have gaps. An empty one appends nothing.
         Raises InvalidInputError for a batch below the log end and for messages v0 and v1. Raises
-        CorruptBatchError, which names the position, for bytes that are no batch. Nothing is
+        CorruptBatchError, which names the position, for bytes that aren't a batch. Nothing is
         appended then. Kafka: UnifiedLog.appendAsFollower.
         """
         return self._log.append_raw(topic, partition, source, now_ms=now_ms)
@@ -419,11 +419,11 @@ class KafkaLog:
 
         Without `force` the call cleans what Kafka would clean now. With it the active segment is
         rolled first, and everything committed is cleaned. Retention follows, of every topic if none
-        is given: it takes segments wholly below the log start, and old ones of the policy delete.
-        So a call without a topic is one turn of the background cleaner.
-        `progress` is called with the growing figures of the partition at work.
-        A partition that cannot be cleaned has an `error` in its entry. Raises UnknownTopicError,
-        and InvalidInputError for a topic that is not compacted. Kafka: LogCleaner.
+        is given: it takes segments wholly below the log start, and old ones of the policy delete. A
+        call without a topic is therefore one turn of the background cleaner. The growing figures of
+        the partition at work go to `progress`. A partition that cannot be cleaned has an `error` in
+        its entry. Raises UnknownTopicError, and InvalidInputError for a topic that is not
+        compacted. Kafka: LogCleaner.
         """
         from kafkalog.cleaner.schedule import manager
 

@@ -55,8 +55,8 @@ class OffsetLogEntry:
     def ends(self, lists: Mapping[str, str]) -> str:
         """Return the number of sources, a hyphen, and 32 hex digits that no other ends have.
 
-        Neither the order of the sources nor that of the keys in their JSON matters. The end of a
-        source of files is only a number, so `lists` has the files behind it, by source.
+        The order of the sources doesn't matter, nor does that of the keys in their JSON. The end of
+        a source of files is only a number, so `lists` has the files behind it, by source.
         """
         canonical = {name: _canonical(end) for name, end in self.sources.items()}
         canonical |= {f"files of {name}": listed for name, listed in lists.items()}

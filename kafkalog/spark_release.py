@@ -1,4 +1,4 @@
-"""What differs between the releases of Spark that kafkalog runs on: 4.0 to 4.3.
+"""The differences between the releases of Spark that kafkalog runs on: 4.0 to 4.3.
 
 Spark 4.2 asks a source where a micro-batch may end, given its start and a limit, and knows
 `SupportsTriggerAvailableNow`. Spark 4.1 has the Arrow writer of streams; 4.0 does not, but its

@@ -1,12 +1,11 @@
-"""What is due, and why: pure functions of sizes, times, configs and notes, for every kind of log.
+"""Decides what is due, and why: pure functions of sizes, times, configs and notes, for any log.
 
 A log has a *clean* section, which holds each key once, then a *dirty* one, then an uncleanable one.
 The clean and the dirty section end at segment bases, but the first dirty offset may lie within a
-segment after the offset map was full. The active segment is uncleanable. Where the topic sets no
+segment after the offset map was full. The active segment is uncleanable. If the topic sets no
 `segment.bytes`, the cleaner closes it once the partition is due counted with it (ours: Kafka's
-waits until the writer has). `Plan` has the sections, `Verdict` says what becomes of
-them, and `Schedule` in which order. Whoever cleans, reports or warns reads them, and decides
-nothing.
+waits until the writer has). The sections are in `Plan`, what becomes of them in `Verdict`, and
+their order in `Schedule`. Whoever cleans, reports or warns reads them, and decides nothing.
 
 Kafka: LogToClean, and cleanableOffsets, maxCompactionDelay and grabFilthiestCompactedLog of
 LogCleanerManager (rules C24 to C39).
@@ -240,10 +239,9 @@ def plan_cleaning(
 ) -> Plan:
     """Plan the cleaning of a partition; it ends below the pinned offset, which a reader needs.
 
-    `parts` are the segments that reach above the log start, ascending, the active one last.
-    `horizon_ms` is the earliest delete horizon of the clean section, if that is known.
-    `closing_min` returns the least bytes for which the cleaner closes the active segment; without
-    it, it closes none.
+    The segments that reach above the log start are `parts`, ascending, the active one last. If the
+    earliest delete horizon of the clean section is known, it is `horizon_ms`. The cleaner closes an
+    active segment of `closing_min()` bytes or more; without that function, it closes none.
     """
     first_dirty = valid_first_dirty_offset(state)
     active_base = state.active_base
@@ -520,7 +518,7 @@ def may_be_retained(mark: Uncleanable | None, *, is_paused: bool) -> bool:
 
 @dataclass(slots=True)
 class Schedule:
-    """What background cleaners do next."""
+    """The next work of background cleaners."""
 
     partitions: list[tuple[str, int]] = field(default_factory=list)
     """(topic, partition) of those to clean, the filthiest first."""

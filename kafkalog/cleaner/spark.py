@@ -3,8 +3,8 @@
 It is for logs with so many partitions that one machine's background cleaner takes too long. The
 tasks take the locks of every cleaner, so that a background cleaner may run, and Spark may repeat a
 task. All executors need kafkalog and the same file system, with locks (`kafkalog status` shows
-whether it has them); or the log is in an object store, to which all have access. There the driver
-regroups first. It works with Spark Connect, and never imports pyspark.
+whether it has them). A log in an object store needs no locks: it is enough that all have access.
+There the driver regroups first. It works with Spark Connect, and never imports pyspark.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The name tells the kind of a file: a segment's .log .index .timeindex .txnindex 
 .cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root and of a
 partition, partition.metadata, meta.properties, and the journal `commit`.
 
-Damage is reported on the standard error, and makes the exit status 1. Two findings are no damage:
-gaps in the offsets, which cleaning leaves, and zeros at the end of a preallocated file.
+Damage is reported on the standard error, and makes the exit status 1. Two findings don't count as
+damage: gaps in the offsets, which cleaning leaves, and zeros at the end of a preallocated file.
 """
 
 from __future__ import annotations

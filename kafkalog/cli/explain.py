@@ -5,8 +5,8 @@ It says what the partition waits for: a dirty ratio, a lag, an open transaction,
 segment that is not full. It also says whether any cleaner runs.
 
 A log in an object store gets the same answers, except that no one can know whether a cleaner runs
-somewhere. `kafkalog status` says when its fresh objects are regrouped. Nothing is written, and no
-records are read.
+somewhere. To see when its fresh objects are regrouped, run `kafkalog status`. Nothing is written,
+and no records are read.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ when they are kept. It also lists snapshot pins of readers, and the cleaners.
 For each partition it prints the offsets, the bytes of its .log files, the dirty ratio, tombstones
 that wait for their delete horizon, and the last cleaning. The state is clean (nothing is dirty),
 dirty (the cleaner will come), not due or uncleanable with the reason, paused, not compacted, or
-policy unknown (a broker's topic).
-`kafkalog explain` says more. A partition that cannot be read has a line with the reason. No records
-are read.
+policy unknown (a broker's topic). For more, run `kafkalog explain`. A partition that cannot be read
+has a line with the reason. No records are read.
 
 --html writes one page instead, which has all of this, the segments to scale, and the findings of
-`explain`. It replaces the file. The page counts obsolete records by reading the log; --no-count
-leaves that out. They are not counted in an object store.
+`explain`. It replaces the file. To count obsolete records, it reads the log; --no-count leaves that
+out. They are not counted in an object store.
 
 --checkpoint prints instead how far the streaming query with that checkpoint lags, per source and
 partition, even while it runs.

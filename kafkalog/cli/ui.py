@@ -1,14 +1,14 @@
 """Serves a picture of the log on this machine: what is clean, what is not, and why.
 
-It shows each partition's segments to scale, their share of obsolete records, the dirty ratio beside
+It shows each partition's segments to scale, their share of obsolete records, the dirty ratio and
 its threshold, the cleanings, and the findings of `explain`. A table has a partition's records, a
-page at a time. The page follows the log. Nothing is written. Only this machine gets an answer
+page at a time. It follows the log. Nothing is written. Only this machine gets an answer
 (127.0.0.1), and only who has the token in the address that is printed. The server counts obsolete
 records by reading the log in the background; --no-count leaves that out.
 
 For a log in an object store it shows the objects of each partition, those that no cleaner has
-regrouped yet, amplification, requests and their price. The page asks for the newest commit every
-two seconds, which is one request. Obsolete records are not counted there: that reads every object.
+regrouped yet, amplification, requests and their price. Every two seconds it asks for the newest
+commit, which is one request. Obsolete records are not counted there: that reads every object.
 
 `kafkalog status PATH --html FILE` writes the same page, without records, as a file.
 """

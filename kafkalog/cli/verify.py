@@ -7,7 +7,7 @@ batches. A finding is a line with file and position.
 Several directories may be those of several brokers of a cluster. Then it also reports how their
 replicas differ, and which partitions have none.
 
-Of a log in an object store it compares every object with the commit log, by its size. It tells of
+For a log in an object store it compares every object with the commit log, by its size. It tells of
 objects that are missing, and of orphans, which nothing names. --deep reads all live objects, their
 batches and their indexes.
 

@@ -1,4 +1,4 @@
-"""The option `failOnDataLoss`: a read needs records that are gone."""
+"""`failOnDataLoss`: a read needs records that are gone."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ _ENDS: Final = (LATEST, EARLIEST)
 class InitialOffsets:
     """The starts of the partitions that the options name, and the log's ends at that moment.
 
-    `ends` are the existing partitions with their end offsets. `times` are those that start at the
-    first record since a time (epoch ms); their start is -1 if there is no such record.
+    The existing partitions are `ends`, with their end offsets. Those in `times` start at the first
+    record since a time (epoch ms), or at -1 if there is no record that late.
     """
 
     offsets: OffsetJson
@@ -99,8 +99,8 @@ class InitialOffsets:
         """Report partitions that a first batch was to read, up to `until`, and that are lost.
 
         Each had a record since the given time when the batch was planned. If the log still starts
-        at 0, a cleaner removed that record, which is no loss, unless the log ends too early. Raises
-        DataLossError, or warns.
+        at 0, a cleaner removed that record, so nothing is lost, unless the log ends too early.
+        Raises DataLossError, or warns.
         """
         # A batch that waits for more records ends where it begins.
         least = 1 if options.min_offsets_per_trigger is None else 0

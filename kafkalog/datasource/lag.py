@@ -43,7 +43,7 @@ class LagListener(StreamingQueryListener):
         self._guard = threading.Lock()
 
     def onQueryStarted(self, event: Any) -> None:
-        """Do nothing: there is no progress yet."""
+        """Do nothing: a query that has just started makes no progress."""
 
     def onQueryProgress(self, event: Any) -> None:
         """Log a line for each source with offsets of topics."""
@@ -86,7 +86,7 @@ def _behind(source: Any) -> dict[str, str]:
 
 
 def _offsets(source: Any, name: str) -> Offsets | None:
-    """Return the offsets of a progress; None if it has none yet, or for other sources."""
+    """Return the offsets of a progress; None for other sources, or if it lacks them so far."""
     found = _field(source, name)
     try:
         nested = json.loads(found) if isinstance(found, str) else found

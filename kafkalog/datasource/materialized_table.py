@@ -1,13 +1,14 @@
 """A materialized table: typed Parquet files with a topic's latest records, completed from the log.
 
 The files are as of one moment. A query reads them, leaves out the keys that the log has changed
-since, and adds those changes. `table_moment` says when the log can no longer do that; then the
+since, and adds those changes. When the log can no longer do that, `table_moment` says so; then the
 files are made again. Invariants:
 
 - A manifest is made once, after its files are durable, and after the log has a mark of its refresh.
   A process that dies before leaves the table as it was, and files that the next refresh removes.
-- Of two refreshes at once, one makes the next manifest. The other one begins again.
-- A query keeps the files of its manifest for a grace time, whatever is refreshed meanwhile.
+- If two refreshes run at once, one makes the next manifest. The other one begins again.
+- A query keeps the files of its manifest for a grace time, however often the table is refreshed
+  meanwhile.
 """
 
 from __future__ import annotations

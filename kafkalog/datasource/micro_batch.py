@@ -83,8 +83,8 @@ def micro_batch_ranges(
 
     A partition that `begin` lacks is new, and read from its first record. In a query's first batch
     `begin` may have -2 and -1. With `moving_start` its other offsets were looked up again for a
-    batch that may be planned already: a start beyond that plan is no loss. Raises DataLossError, or
-    warns.
+    batch that may be planned already: a start beyond that plan loses nothing. Raises DataLossError,
+    or warns.
     """
     fail = fail_on_data_loss
     if not moving_start:
@@ -144,9 +144,9 @@ def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) ->
 
 
 def report_missed_deletions(begin: Mapping[TopicPartition, int], state: State) -> None:
-    """Warn of partitions in which deletions are gone that a query, which goes on, has not read.
+    """Warn if deletions are gone that a query, which resumes, has not read.
 
-    What the query has made of the deleted keys stays in its table.
+    The rows that the query has made of the deleted keys stay in its table.
     """
     for partition, offset in sorted(begin.items()):
         held = held_partition(partition, state)

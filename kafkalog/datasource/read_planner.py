@@ -1,4 +1,4 @@
-"""Who plans the tasks of a read: one for log directories, one for logs in object stores.
+"""Planners of a read's tasks: one for log directories, one for logs in object stores.
 
 Nothing else that plans reads asks where a log lies.
 """
@@ -53,7 +53,7 @@ class ReadPlanner(Protocol):
 
 
 def planner_of(options: SourceOptions) -> ReadPlanner:
-    """Open the log of a read; raises InvalidInputError if there is none, and StorageError."""
+    """Open the log of a read; raises InvalidInputError if the path has no log, and StorageError."""
     if options.store is None:
         from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 

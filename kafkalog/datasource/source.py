@@ -39,10 +39,10 @@ _WARNED: set[tuple[str, ...]] = set()
 class KafkaLogDataSource(DataSource):
     """A log as a Spark table, with the options and columns of `format("kafka")`.
 
-    The option `path` is a log directory, also a Kafka broker's, or all directories of a broker
-    separated by commas, or an address in an object store. Spark makes an instance for every read
-    and write, and does not say which. Options that select topics mean a read and are checked at
-    once, so that `load()` fails on a bad one. Raises InvalidInputError.
+    `path` is a log directory, also a Kafka broker's, or all directories of a broker separated by
+    commas, or an address in an object store. Spark makes an instance for every read and write, and
+    does not say which. Options that select topics mean a read and are checked at once, so that
+    `load()` fails on a bad one. Raises InvalidInputError.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class KafkaLogDataSource(DataSource):
 
 
 def _check_log(options: SourceOptions) -> None:
-    """Raise InvalidInputError if there is no log to read; one GET for an object store."""
+    """Raise InvalidInputError if the path has no log to read; one GET for an object store."""
     try:
         if options.store is None:
             owner.check_has_log(address.directories(options.directories))

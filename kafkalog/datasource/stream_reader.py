@@ -91,8 +91,8 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark asks twice and stores only the end of the first batch, so the answer must not depend
         on the time. A -1 makes the first batch empty, and the second one starts at its stored end,
-        even after a crash. `latestOffset` reports a faulty start, since the query may not be new.
-        Raises InvalidInputError for options.
+        even after a crash. A faulty start is reported by `latestOffset`, because the query may not
+        be new. Raises InvalidInputError for options.
         """
         if self._initial is None:
             log = self._log()

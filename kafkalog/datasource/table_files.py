@@ -103,7 +103,7 @@ class TableReader:
     names: Sequence[str]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the files of which batches have the numbers. Raises StorageError."""
+        """Yield the rows of the files for the batches with these numbers. Raises StorageError."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

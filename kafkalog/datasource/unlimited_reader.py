@@ -1,9 +1,9 @@
 """The micro-batch reader for Spark 4.0 and 4.1, which do not say where a micro-batch starts.
 
-They call, whatever the trigger: for a new query `latestOffset`, `initialOffset` and `partitions`;
-for one that starts again `partitions` from the last planned end to itself, and `initialOffset` and
-`partitions` if its last micro-batch is repeated. A micro-batch starts where the last planned one
-ends.
+Whatever the trigger, they call for a new query `latestOffset`, `initialOffset` and `partitions`.
+For one that starts again they call `partitions` from the last planned end to itself. If its last
+micro-batch is repeated, `initialOffset` and `partitions` follow. A micro-batch starts where the
+last planned one ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class UnlimitedStreamReader(DataSourceStreamReader):
         return self._start
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> Sequence[InputPartition]:
-        """Return the ranges of a micro-batch; an empty one tells where a query goes on."""
+        """Return the ranges of a micro-batch; an empty one tells where a query continues."""
         self._start = end
         return self._reader.partitions(start, end)
 

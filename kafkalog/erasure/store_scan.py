@@ -3,10 +3,10 @@
 It lists the objects after it has read the newest state, and fetches each of them whole, once. An
 object is written before the commit that names it, and is never overwritten. The result therefore
 holds as of that state, if each object that the state names was read. Otherwise a collector was
-quicker: the records may be in new objects, and the scan lists and reads again. So it does after a
-commit that came meanwhile, unless commits never pause.
+quicker: the records may be in new objects, and the scan lists and reads again. It also does this
+after a commit that came meanwhile, unless commits never pause.
 
-Objects that no commit names any more, or not yet, are read too. So are the commits. A mixed object
+Objects that no commit names any more, or not yet, are read too. The commits are too. A mixed object
 is read as far as it has records of the topic, by its footer. Segment objects of other topics are
 left out.
 """
@@ -166,7 +166,7 @@ def _runs(extents: Iterable[Extent], names: dict[str, str]) -> Iterator[Sequence
 
 
 class _Kinds:
-    """What the objects are in one state."""
+    """The objects as they are in one state."""
 
     def __init__(self, state: StoreState, topic: str) -> None:
         self._state = state

@@ -43,8 +43,9 @@ class CoordinatorReplay:
     """The records of one partition, as far as they were replayed.
 
     `latest` has the latest record of each key, without the types that `is_wanted` refuses. A type
-    is the number in the first two bytes of a key. `same_as` returns the key that means the same and
-    counts. `seen` counts the records by type. Records without a type have the number None.
+    is the number in the first two bytes of a key. To find the key that means the same and counts,
+    call `same_as`. The records are counted by type in `seen`. Records without a type have the
+    number None.
     """
 
     def __init__(

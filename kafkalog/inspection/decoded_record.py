@@ -1,8 +1,9 @@
 """Decode the records of Kafka's own topics, and its control records, for a dump.
 
 Keys and values become the fields of Kafka's messages, under the names that kafka-dump-log prints. A
-record of an unknown type has a sentence in place of its key. So has one that does not decode, which
-is damage. Records of the cluster's metadata have no keys, and the sentence in place of the value.
+record of an unknown type has a sentence in place of its key. One that does not decode, which is
+damage, has it too. Records of the cluster's metadata have no keys, and the sentence in place of the
+value.
 
 Kafka: DumpLogSegments (OffsetsMessageParser, TransactionLogMessageParser,
 ClusterMetadataLogMessageParser, ShareGroupStateMessageParser), ControlRecordUtils.
@@ -48,7 +49,7 @@ _WORD_START: Final = re.compile(r"(?<!^)(?=[A-Z])")
 def decoded_record(
     decoder: RecordDecoder, offset: int, key: bytes | None, value: bytes | None
 ) -> Mapping[str, Any]:
-    """Return the `key` and the `payload` of a record; a tombstone's payload is None.
+    """Return the `key` and the `payload` of a record; a tombstone's payload is null, as None.
 
     Returns `isDecoded`, which is false, for one that does not decode.
     """

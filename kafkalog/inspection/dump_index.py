@@ -1,4 +1,4 @@
-"""Dump an `.index` or `.timeindex`, and compare each entry with the `.log` beside it.
+"""Dump an `.index` or `.timeindex`, and compare each entry with its `.log`.
 
 In an offset index, the batch at the entry's position must end with its offset. In a time index, a
 batch must end with the entry's offset and have its timestamp. A zero entry ends the file
@@ -27,7 +27,7 @@ Found: TypeAlias = Iterable[tuple[int, int]]
 
 
 def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
-    """Yield the entries of an index file, and the mismatches with the log beside it."""
+    """Yield the entries of an index file, and its mismatches with the log."""
     parsed = layout.parse_segment_file(path.name)
     assert parsed is not None
     base_offset, suffix, stage = parsed

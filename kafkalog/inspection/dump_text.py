@@ -40,7 +40,7 @@ def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
 
 
 def heading(entry: Entry) -> str:
-    """Return the heading of findings of one kind in one file; '' if the kind has none."""
+    """Return the heading of findings of one kind in one file; '' for a kind without a heading."""
     titles = {
         "index mismatch": "Mismatches in :{path}",
         "time mismatch": "Found timestamp mismatch in :{path}",

@@ -105,9 +105,9 @@ def group_offsets(
     """Return where a group stopped: `{topic: {partition: offset of the next record}}`.
 
     Written as JSON, it fits Spark's `startingOffsets`. If the group has no position in a partition
-    of such a topic, the partition gets -2, the earliest offset: no record is missed. `path` is a
-    broker's directory or a list of those of a cluster, an adopted log, or a log with a copy of
-    `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
+    of such a topic, the partition gets -2, the earliest offset: no record is missed. As `path`,
+    give a broker's directory or a list of those of a cluster, an adopted log, or a log with a copy
+    of `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
     counts once the transaction is committed. Raises UnknownGroupError, and InvalidInputError for a
     share group, whose members acknowledge single records. Raises CorruptLogError or StorageError if
     a position of the group cannot be read. Kafka: Admin.listConsumerGroupOffsets.
@@ -237,7 +237,7 @@ class _Reading:
                     self._record(place, key, record)
 
     def note_other_ids(self) -> None:
-        """Note each topic of which a commit names another id than the topic here has."""
+        """Note each topic whose commits name another id than the topic here has."""
         for topic, committed in sorted(self._committed_ids.items()):
             topic_id = self.ends.ids.get(topic)
             others = sorted(committed - {topic_id})

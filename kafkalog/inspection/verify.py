@@ -74,8 +74,8 @@ def verify(
 ) -> Iterator[Finding]:
     """Yield what is wrong in a log directory, or in its topic `topic`, as soon as it is found.
 
-    `beside` are all log directories of a broker, if there are more. `progress` receives the bytes
-    of `.log` files read since its last call. `now_ms` is the present (epoch ms), by default the
+    If a broker has several log directories, all of them are `beside`. Bytes of `.log` files read
+    since its last call go to `progress`. The present is `now_ms` (epoch ms), by default the
     clock's. Raises InvalidInputError for a path without a log, UnknownTopicError, and at the end
     StorageError if a file could not be checked.
     """

@@ -36,7 +36,7 @@ _REPORTED_MAX: Final = 10
 
 
 class _IndexCheck(ABC):
-    """Entries of one index file, taken in order; a missing file has none, and sets `is_missing`."""
+    """Entries of one index file, in order; empty, with `is_missing` set, for a missing file."""
 
     dtype: ClassVar[np.dtype[np.void]]
 

@@ -140,7 +140,7 @@ def verify_partition(
 
 
 def _open(partition: PartitionFiles, wanted: int | None) -> _Opened | None:
-    """Open the segment with the offset `wanted`, by default the first; None if the log has none."""
+    """Open the segment with the offset `wanted`, by default the first; None if the log lacks it."""
     for attempt in range(_TRIES):
         try:
             return _open_now(partition, wanted)

@@ -113,7 +113,7 @@ class _Store:
                     yield self._finding(object_name, 0, f"{size} bytes", f"{found}")
 
     def others(self, sizes: Mapping[str, int]) -> Iterator[Finding]:
-        """Report orphans, and objects that are none of ours."""
+        """Report orphans, and objects that aren't ours."""
         for name in unnamed(self.state, sizes):
             if not layout.is_stored_data(name):
                 expected, found = "a log's objects alone", "a foreign one"
@@ -180,7 +180,7 @@ class _Store:
     def _extent(
         self, placed: PlacedExtent, source: ExtentBytes, check: LogCheck
     ) -> Iterator[Finding]:
-        """Check the batches of an extent, and the indexes beside it."""
+        """Check the batches of an extent, and its indexes."""
         name, extent = placed
         base = extent.base_offset
         is_segment = layout.is_stored_segment(name)

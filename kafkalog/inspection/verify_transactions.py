@@ -34,7 +34,8 @@ class TransactionCheck:
     """Follow a partition's transactions from segment to segment.
 
     `open` maps each producer to the first offset of its open transaction. An early release left
-    entries out of an object store (`is_stored`), where readers need none: that is no damage.
+    entries out of an object store (`is_stored`), where readers need none, so they don't count as
+    damage.
     """
 
     def __init__(self, *, is_stored: bool = False) -> None:

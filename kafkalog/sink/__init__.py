@@ -1,8 +1,8 @@
 """Spark writes into a log: exactly once, with the columns and options of Spark's Kafka sink.
 
-The format "kafkalog" uses this package in `df.writeStream` and `df.write`. The class `Append` does
-the same inside `foreachBatch`. The function `in_order` sorts the rows of each key first. The
-package `upsert` writes a log's stream into databases.
+The format "kafkalog" uses this package in `df.writeStream` and `df.write`. `Append` does the same
+inside `foreachBatch`. `in_order` sorts the rows of each key first. The package `upsert` writes a
+log's stream into databases.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ def read_plan(
 
 
 def other_ends(location: str | None, batch_id: int) -> str | None:
-    """Return a digest of where the sources of a micro-batch end that are no Kafka logs.
+    """Return a digest of where those sources of a micro-batch end that aren't Kafka logs.
 
-    None if there are none, or if the checkpoint cannot be read here.
+    None without such sources, or if the checkpoint cannot be read here.
     """
     directory = checkpoint_directory(location)
     entry = None if directory is None else _entry(directory, batch_id)

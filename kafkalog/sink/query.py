@@ -1,11 +1,11 @@
 """The streaming query and micro-batch that code runs for, as Spark's local properties say.
 
 Spark sets these properties for everything that a micro-batch runs. Its tasks see them, and so does
-the driver's thread inside `foreachBatch`. A plain batch job has none of them.
+the driver's thread inside `foreachBatch`. A plain batch job lacks all of them.
 
-Spark Connect runs the function of `foreachBatch` in a Python process of its own beside the server,
-one for each run of a query. That process sees neither the properties nor the query. The name or
-the checkpoint that the user gives is the query's identity there. The checkpoint says how far the
+Spark Connect runs the function of `foreachBatch` in a Python process of its own on the server's
+host, one for each run of a query. That process sees neither the properties nor the query. The name
+or the checkpoint that the user gives is the query's identity there. The checkpoint says how far the
 micro-batch reaches; without it the rows do.
 """
 

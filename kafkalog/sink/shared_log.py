@@ -112,7 +112,7 @@ def _shared(root: Path, kind: type[_Opened], *, read_only: bool) -> _Opened:
 
 
 def _journal(root: Path) -> tuple[int, int] | None:
-    """Return the journal's device and inode; None if there is no log."""
+    """Return the journal's device and inode, or None without a log."""
     try:
         with address.looking():
             found = (root / layout.COMMIT).stat()

@@ -21,7 +21,7 @@ def examples(document: str) -> list[tuple[str, str]]:
     return EXAMPLE.findall((ROOT / document).read_text())
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/by-example.md", "docs/spark.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/spark.md"])
 def test_a_documents_examples_print_what_it_shows(
     document: str, spark: Any, tmp_path: Path
 ) -> None:

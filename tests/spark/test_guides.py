@@ -52,7 +52,7 @@ def dead_broker(root: Path) -> None:
 
 
 PREPARED: dict[str, Callable[[Path], None]] = {"dead-broker": dead_broker}
-GUIDES = ["quick-start", "python", "dead-broker", "ktables", "spark-connect", "erasing"]
+GUIDES = ["tutorial", "python", "dead-broker", "ktables", "spark-connect", "erasing"]
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class _Sums:
 
 
 def _counts(table: BatchTable) -> Int64s:
-    """Return the record count of batches (b); a wrapper has none, so count its offsets."""
+    """Return the record count of batches (b); of a wrapper count the offsets."""
     counts: Int64s = np.where(
         table.counts < 0, table.last_offsets - table.base_offsets + 1, table.counts
     )

@@ -4,8 +4,8 @@ Data of an aborted transaction is removed at once. A marker stays as long as the
 of its transaction, even an empty one. Then it goes in two stages, like a tombstone
 (`retention_rules`). An ABORT marker that stays for its data keeps its transaction index entry.
 
-Only the marker decides, because its batch has a checksum. A wrong byte in `.txnindex`, which has
-none, could destroy committed data. An index that contradicts a marker is an error.
+Only the marker decides, because its batch has a checksum. A wrong byte in `.txnindex`, which lacks
+a checksum, could destroy committed data. An index that contradicts a marker is an error.
 
 Kafka: CleanedTransactionMetadata; rules C49, C64 to C74 and C84 to C86.
 """

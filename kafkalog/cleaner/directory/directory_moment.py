@@ -121,7 +121,7 @@ class DirectoryMoment(Moment):
     def _plan(self, topic: str, partition: int) -> Plan:
         """Plan from the state at the beginning and a listing without a lock.
 
-        Where the two do not fit each other, plan from a listing under the lock and its state.
+        If the two do not fit each other, plan from a listing under the lock and its state.
         """
         known = self.state.topics.get(topic)
         directory = self._directory(topic, partition)

@@ -9,7 +9,7 @@ from the names how far a dead process came:
 3. `.swap` -> the final names.
 
 The directory is synced after each step. A swap replaces one or several adjacent groups of segments.
-Before the first swap, the gaps of all outputs are listed beside those of the sources. The sources'
+Before the first swap, the gaps of all outputs are listed next to those of the sources. The sources'
 key indexes are removed first, and the outputs' come last, so no segment has another's index.
 
 Kafka: LocalLog.replaceSegments; unlike it, no new base is taken for a vanished one.
@@ -133,7 +133,7 @@ def replace_segments(
 
 
 def keep_key_index(directory: Path, group: RewrittenGroup) -> None:
-    """Put the key index of an output beside its identical source, which stays.
+    """Put the key index of an output next to its identical source, which stays.
 
     The caller holds the partition's cleaner lock, and discards the output. The index is durable
     once the directory is synced. Raises OSError.

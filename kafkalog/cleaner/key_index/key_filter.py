@@ -5,7 +5,7 @@ cost a request, so readers keep the filters, which take two bytes per key. It is
 split blocks, as Parquet's, over the 33 bits of the hash that the key index has, under the same
 secret. A key of the segment always passes; of others about one in 900 does.
 
-A cleaning makes it from the key index when it writes both to the object beside the segment.
+A cleaning makes it from the key index when it writes both to the segment's side object.
 """
 
 from __future__ import annotations

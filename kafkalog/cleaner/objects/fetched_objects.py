@@ -155,7 +155,7 @@ class _FetchedBytes:
 
 
 class FetchedSnapshot(ObjectSnapshot):
-    """A snapshot of a partition of which some objects are read from files."""
+    """A snapshot of a partition; some of its objects are read from files."""
 
     def __init__(
         self,

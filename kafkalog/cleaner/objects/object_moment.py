@@ -68,7 +68,7 @@ class ObjectMoment(Moment):
 
     @cached_property
     def regroup(self) -> Decision:
-        """The plan of the next regroup; due at once if a partition that is to be cleaned waits."""
+        """The plan of the next regroup; due at once if a partition waits to be cleaned."""
         fresh = fresh_of(self.store, self.now_ms)
         is_awaited = fresh.count > 0 and any(
             self._awaits_regroup(known, number)

@@ -134,7 +134,7 @@ def _part_of(plan: Plan, placed: Sequence[PlacedExtent]) -> Plan:
 
 
 def _sizes(state: StoreState, placed: Sequence[PlacedExtent]) -> Mapping[str, int]:
-    """Return the sizes of segment objects and of those beside them, by name."""
+    """Return the sizes of segment objects and of their side objects, by name."""
     known = {name: state.objects[name] for name, _ in placed}
     sides = {layout.stored_side(name): each.side_size for name, each in known.items()}
     return {name: each.size for name, each in known.items()} | sides
@@ -142,7 +142,7 @@ def _sizes(state: StoreState, placed: Sequence[PlacedExtent]) -> Mapping[str, in
 
 @dataclass(frozen=True, slots=True)
 class _ObjectSource:
-    """A segment object, and the one beside it."""
+    """A segment object, and its side object."""
 
     name: str
     extent: Extent

@@ -1,11 +1,11 @@
 """Plan whether to regroup the fresh objects of a store, and which segment objects to merge.
 
 Regrouping weighs reads against writes. Each read of a fresh object costs a GET per task, until the
-object is regrouped. A regroup writes a segment object, with one beside it, for each partition that
-has fresh records, and costs the same for few records as for many. It is due once the reads, up to
-the next object, will have cost what the regroup costs. With steady arrivals and reads no other
-interval is cheaper. Costs that grow with the number of objects are the same at any interval, so
-they do not count: a GET for each object, and a segment object for each 64 MiB.
+object is regrouped. A regroup writes a segment object and a side object for each partition that has
+fresh records, and costs the same for few records as for many. It is due once the reads, up to the
+next object, will have cost what the regroup costs. With steady arrivals and reads no other interval
+is cheaper. Costs that grow with the number of objects are the same at any interval, so they do not
+count. Those are a GET for each object, and a segment object for each 64 MiB.
 """
 
 from __future__ import annotations

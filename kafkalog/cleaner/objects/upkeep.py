@@ -44,8 +44,8 @@ def regroup_due(
     """Regroup the fresh objects, if they are due or with `force`; return what was done.
 
     With `force` it takes only those that are `chosen` of a state, in the order of their commits. A
-    damaged or missing object is left as it is, and `on_damaged` receives its name and the fault.
-    `moment` is the log as of now, if it is known already. Raises StorageError.
+    damaged or missing object is left as it is, and `on_damaged` receives its name and the fault. If
+    the log as of now is known already, it is `moment`. Raises StorageError.
     """
     done: list[Regrouped] = []
     damaged: set[str] = set()

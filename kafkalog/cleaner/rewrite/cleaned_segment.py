@@ -120,7 +120,7 @@ class CleanedSegment:
     def finish(self, mtime_ns: int) -> None:
         """Write the indexes, and set the times of all files but the transaction index (C109).
 
-        The files are not synced yet (`syncs`). The method `finish_keys` writes the key index.
+        The files are not synced yet (`syncs`). `finish_keys` writes the key index.
         """
         index = self._index
         index.add_time()

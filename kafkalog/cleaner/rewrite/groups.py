@@ -27,7 +27,7 @@ class Source(Protocol):
 
     @property
     def segment(self) -> int:
-        """The base offset of its whole segment, of which an object may have a part."""
+        """The base offset of its whole segment; an object may have only a part of that."""
 
     def index_sizes(self) -> tuple[int, int]:
         """Return the bytes of its offset index and of its time index."""
@@ -39,7 +39,7 @@ class Source(Protocol):
         """Return its packed transaction index."""
 
     def modified_ns(self) -> int | None:
-        """Return the modification time of its file; None if there is none, or no more."""
+        """Return the modification time of its file; None if the file is missing, or gone by now."""
 
 
 _Source = TypeVar("_Source", bound=Source)

@@ -1,7 +1,7 @@
 """Correct first dirty offsets that lie outside their log.
 
-Such an offset means that all of the log is dirty. Every search for work corrects it in
-the journal and in Kafka's checkpoint.
+An offset like this means that all of the log is dirty. Every search for work corrects it in the
+journal and in Kafka's checkpoint.
 
 Kafka: LogCleanerManager.cleanableOffsets, grabFilthiestCompactedLog (rules C24 to C27).
 """

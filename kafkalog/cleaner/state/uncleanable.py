@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_uncleanable(notes: PartitionNotes) -> Uncleanable | None:
-    """Return a partition's mark; None if it has none. An unreadable mark is a mark too."""
+    """Return a partition's mark, or None. An unreadable mark is a mark too."""
     path = f"{notes.place}/{layout.UNCLEANABLE}"
     try:
         text = notes.read(layout.UNCLEANABLE)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def open_readable(path: str) -> Log:
-    """Open a log, or the directories of a broker; raises InvalidInputError if there is none."""
+    """Open a log, or the directories of a broker; raises InvalidInputError without either."""
     from kafkalog.storage_engine.place import open_log
 
     _check_log(path)
@@ -17,7 +17,7 @@ def open_readable(path: str) -> Log:
 
 
 def open_writable(path: str, *, create: bool = False) -> Log:
-    """Open a log; raises InvalidInputError if there is none, and for a broker's directory."""
+    """Open a log; raises InvalidInputError if the path has no log, and for a broker's directory."""
     from kafkalog.storage_engine.place import open_log
 
     if not create:
@@ -28,7 +28,7 @@ def open_writable(path: str, *, create: bool = False) -> Log:
 
 
 def _check_log(path: str) -> None:
-    """Raise InvalidInputError if there is no log; the error names the verb that makes one."""
+    """Raise InvalidInputError for a path without a log; the error names the verb that makes one."""
     from kafkalog.storage_engine.broker import owner
     from kafkalog.storage_engine.metadata import address
     from kafkalog.storage_engine.object_store.address import is_store_url

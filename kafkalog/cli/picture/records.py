@@ -5,7 +5,7 @@
  "records": [{"offset": ..., "timeMs": ..., "key": ..., "value": ...,
               "headers": [[name, value], ...]}, ...]}
 
-A key or a value is null, or a text of at most `TEXT_MAX` characters; bytes that are no UTF-8 are
+A key or a value is null, or a text of at most `TEXT_MAX` characters; bytes that aren't UTF-8 are
 shown as `0x` and hexadecimal digits.
 """
 

@@ -2,7 +2,8 @@
 
 Only a request that names a loopback host gets an answer. A web page whose name was made to point
 here (DNS rebinding) gets none. Other users of this machine can ask, too, so a request must have the
-token of the address that `kafkalog ui` prints. The page keeps it in a cookie, for what it asks.
+token of the address that `kafkalog ui` prints. It is kept in a cookie, for the requests of the
+page.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COUNT_EVERY_S: Final = 2.0
 
 
 class Served(NamedTuple):
-    """Where the picture is served, and what lets one see it."""
+    """The address of the picture, and the token that lets a browser see it."""
 
     port: int
     token: str

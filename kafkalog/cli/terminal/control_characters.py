@@ -1,4 +1,4 @@
-r"""What a terminal would obey instead of showing: it gets `\x1b` for an escape, `\n` for a newline.
+r"""Escapes what a terminal would obey, not show: `\x1b` for an escape, `\n` for a newline.
 
 Keys, values, names and error texts are other people's data. On a terminal they could move its
 cursor, change its title, or forge a row. A pipe gets them as they are, and `--raw` a terminal too.

@@ -83,8 +83,8 @@ def _camel(name: str) -> str:
 def print_line(text: str, *, begin: str = "", raw: bool = False) -> None:
     """Print a line of data; text that UTF-8 lacks (half a surrogate pair) is escaped.
 
-    So is what a terminal would obey, unless the text is `raw`, or safe already. `begin`, which may
-    have a style, is printed before it.
+    Characters that a terminal would obey are escaped too, unless the text is `raw`, or safe
+    already. First `begin` is printed, which may have a style.
     """
     text = begin + (text if raw else shown(text))
     with _told_faults():

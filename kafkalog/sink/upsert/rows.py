@@ -1,7 +1,7 @@
 """From the records of a micro-batch to the rows of a table.
 
-Beside the table's columns, each row says whether it is a deletion and which record it comes from.
-Targets find the newer of two rows by it, and name the record that does not fit.
+In addition to the table's columns, each row says whether it is a deletion and which record it comes
+from. Targets find the newer of two rows by it, and name the record that does not fit.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class RowShape:
 
 
 def _can_parse() -> bool:
-    """Return whether a session is there, by which Spark reads a schema in DDL."""
+    """Return whether there's a session, because Spark reads a schema in DDL with it."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() is not None

@@ -230,7 +230,7 @@ class Upsert(ABC):
     ) -> None:
         """Apply one micro-batch of a query that the caller knows.
 
-        `other_ends` are those of its sources that are no Kafka logs, as in `Position`.
+        `other_ends` are those of its sources that aren't Kafka logs, as in `Position`.
         """
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:

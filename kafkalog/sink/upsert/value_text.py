@@ -1,6 +1,6 @@
 """The text of values for which a database has no type of its own: JSON documents and instants.
 
-The text says all of the value, whatever the time zone of the session: no digit of a time is cut,
+The text says all of the value, whatever the time zone of the session. It cuts no digit of a time,
 and a null in a struct is a member. Two values never share one text.
 """
 

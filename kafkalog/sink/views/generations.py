@@ -1,9 +1,9 @@
 """The checkpoints of a materialized view: one numbered checkpoint per generation.
 
 A new query with a new checkpoint rebuilds a view from the beginning of the log. The highest number
-is the current generation. `<number>.json` beside it names the topic and its id, which differs if
-the topic was deleted and created again. It also lists the ids of all earlier queries, by which the
-view recognizes its table.
+is the current generation. Its topic and the topic's id are in `<number>.json`; the id differs if
+the topic was deleted and created again. It also lists the ids of all earlier queries, so the view
+recognizes its table.
 """
 
 from __future__ import annotations

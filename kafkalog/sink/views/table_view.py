@@ -397,7 +397,7 @@ class KTableView:
 
 @dataclass(frozen=True, slots=True)
 class _Apply:
-    """What a view's query runs for each micro-batch; Spark Connect sends a copy to its server.
+    """The function of a view's query for each micro-batch; Spark Connect sends its server a copy.
 
     The checkpoint names the query and says how far the micro-batch reaches.
     """

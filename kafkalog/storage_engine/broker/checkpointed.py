@@ -1,4 +1,4 @@
-"""What the root of a broker's directory says about one of its partitions."""
+"""The root of a broker's directory, as it speaks of one of its partitions."""
 
 from __future__ import annotations
 

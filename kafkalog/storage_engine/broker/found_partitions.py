@@ -11,7 +11,7 @@ aside*: they stay where they are, and nobody reads, copies or adopts them. These
 - A partition that lies in two directories of one broker is in neither, because nothing tells which
   one is right. In those of several brokers it has *replicas*; `replicas` chooses among them.
 
-A partition of which only `-future` is left was being moved to another disk. It is set aside too: a
+If only `-future` is left of a partition, it was being moved to another disk. It is set aside too: a
 broker may not have copied all of it (KIP-113).
 
 Kafka: LogManager.isStrayKraftReplica, LogManager.recoverAbandonedFutureLogs.

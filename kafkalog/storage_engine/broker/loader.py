@@ -1,8 +1,8 @@
 """Load a partition's directory that a broker left, as the broker would.
 
-Nothing is written. `load_partition` finds where the log begins and ends, which part is damaged or
-lost, and which transactions were aborted or are open. `recovery.repair_partition` applies the
-result to the disk. The rules are those of Kafka's LogLoader:
+Nothing is written. The result of `load_partition` says where the log begins and ends, which part is
+damaged or lost, and which transactions were aborted or are open. Then `recovery.repair_partition`
+applies the result to the disk. The rules are those of Kafka's LogLoader:
 
 - Half a swap of segments counts as its file names say (`segments.list_segments`).
 - After a clean shutdown only the tail after the last index entry is scanned.
@@ -16,9 +16,9 @@ A live broker's partition ends at its checkpointed high watermark. Nothing is ch
 everything below was acknowledged and the files still change.
 
 Differences from Kafka: what is lost counts (`losses`). The log ends where it ended before, and a
-reader of the lost offsets gets an error, while Kafka would go on without a word. A log is truncated
-before a batch whose offsets do not rise, while Kafka empties the segment. Bytes after the last
-whole batch are never appended to, even after a clean shutdown.
+reader of the lost offsets gets an error, while Kafka would continue without a word. A log is
+truncated before a batch whose offsets do not rise, while Kafka empties the segment. Bytes after the
+last whole batch are never appended to, even after a clean shutdown.
 
 Kafka: LogLoader, LogManager.loadLog, UnifiedLog.rebuildProducerState.
 """
@@ -93,11 +93,12 @@ def load_partition(
 ) -> LoadedPartition:
     """Load a partition; see the module.
 
-    `log_start` (None: the first segment's), `recovery_point` (None: unknown, check everything) and
-    `first_dirty` come from the root's checkpoints. `is_clean` means a clean shutdown. `end` is the
-    checkpointed high watermark of a live broker. `earlier` is the result of an earlier call for the
-    same live partition, whose producers are reused. With `checkpointed`, what the root says, losses
-    are found too. Raises StorageError, and FileNotFoundError if a live broker removes a file.
+    From the root's checkpoints come `log_start` (None: the first segment's), `recovery_point`
+    (None: unknown, check everything) and `first_dirty`. After a clean shutdown `is_clean` is true.
+    The checkpointed high watermark of a live broker is `end`. An earlier call for the same live
+    partition gave `earlier`, whose producers are reused. With `checkpointed`, what the root says,
+    losses are found too. Raises StorageError, and FileNotFoundError if a live broker removes a
+    file.
     """
     loading = _Loading(directory, log_start, now_ms)
     if end is not None:

@@ -6,9 +6,9 @@ directory. The other files then show that it was there:
 - *An index without its `.log`*. Kafka renames the `.log` first when it deletes a segment, so an
   index with entries remains alone only if the `.log` was lost.
 - *A hole between two segments*. A segment begins where the one before it ends. Only a compaction
-  makes holes, and it shows: the cleaner's checkpoint lies above the hole, or offsets are missing
-  within a segment, too, because the leader's log was compacted. A cleaner that stops within a
-  round has not written its checkpoint.
+  makes holes, and it shows. The cleaner's checkpoint lies above the hole; or offsets are missing
+  within a segment, too, because the leader's log was compacted. A cleaner that stops within a round
+  has not written its checkpoint.
 - *A log that begins above its start*. Retention moves the first leader epoch to the log's new
   start, and a checkpoint has a log start inside of a segment.
 - *A log that ends too early*. It reaches its recovery point, because everything below was synced.

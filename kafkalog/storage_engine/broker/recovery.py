@@ -4,7 +4,8 @@
 every recovered segment, entry by entry, like a broker. If it dies at any step, the next process
 that loads the partition finds the same state and repairs it:
 
-- later segments go before the one they follow is truncated, the last one first, so there is no gap;
+- later segments go before the one that they follow is truncated, the last one first, so there is
+  never a gap;
 - an index is put in place whole, `.index` last, because its absence asks for recovery;
 - the snapshot of the producers comes before the indexes, because it alone tells of them then;
 - everything of a recovered segment is synced, because nothing says that it was.

@@ -1,4 +1,4 @@
-"""The rules by which a copy may go on: what the destination has must be what the source had.
+"""The rules for continuing a copy: the destination must have what the source had.
 
 - The topic has the same id and the same number of partitions on both sides.
 - The destination does not end above the source.
@@ -67,7 +67,7 @@ def check_partition(
     copied: WriterState | None,
     now_ms: int,
 ) -> None:
-    """Raise InvalidInputError unless the copy of a partition can go on.
+    """Raise InvalidInputError unless the copy of a partition can continue.
 
     `copied` has the time of the last whole copy of the topic (its batch id). Raises
     OffsetOutOfRangeError if a log start has risen since `wanted` was found out.

@@ -94,7 +94,7 @@ def copied_runs(
 
     Each comes with whether it is the last one, which knows the source's producers. It reaches to
     the end, or further. A cleaner of the source may pass the end meanwhile. Older records of keys
-    are gone then, so the runs go on to the log end as it is by now. The log start may rise
+    are gone then, so the runs continue to the log end as it is by now. The log start may rise
     meanwhile; each run has that of its snapshot, below which records may be missing. Raises
     InvalidInputError for messages v0 and v1, CorruptBatchError, StorageError; also if a cleaner had
     the time to remove deletions of what was copied.

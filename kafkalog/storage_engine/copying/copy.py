@@ -1,12 +1,12 @@
-"""Copy topics from one log to another, and go on later where the last copy ended.
+"""Copy topics from one log to another, and later continue where the last copy ended.
 
 The destination's log ends are the position: nothing else says what is copied. A commit of the
 destination takes batches of several partitions, up to 64 MiB. A copy that dies between two commits
 leaves a beginning of the source, which a later copy continues.
 
 The copy is of one moment: what the source gets meanwhile comes with the next one. A cleaner of the
-source may pass that moment meanwhile. Then the copy of that partition goes on to its end. The time
-of the copy is noted as that of a writer of each topic (`continuation` needs it).
+source may pass that moment meanwhile. Then the copy of that partition continues to its end. The
+time of the copy is noted as that of a writer of each topic (`continuation` needs it).
 
 Kafka has no counterpart; MirrorMaker copies records, not batches, and not their offsets.
 """
@@ -61,10 +61,10 @@ def copy(
 ) -> list[CopiedPartition]:
     """Copy topics, by default all; return what was added to each of their partitions.
 
-    `config` has the configs that a broker's topics had, by topic, or by `*` for all. What the
-    cluster's metadata says counts more than `*`, and less than a topic's own. `progress` is called
-    with how many offsets are done, and of how many. Raises InvalidInputError for a destination that
-    is not a beginning of the source, UnknownTopicError, CorruptBatchError, StorageError,
+    `config` has the configs that a broker's topics had, by topic, or by `*` for all. The cluster's
+    metadata counts more than `*`, and less than a topic's own configs. A call of `progress` says
+    how many offsets are done, and of how many. Raises InvalidInputError for a destination that is
+    not a beginning of the source, UnknownTopicError, CorruptBatchError, StorageError,
     CommitInDoubtError. The commits before the error stay; a later call continues.
     """
     destination.check_writable()
@@ -157,7 +157,7 @@ def _wanted(
 def _copied_ms(
     known: TopicState | None, number: int, copied: WriterState | None, now_ms: int
 ) -> int:
-    """Return how long ago the last copy of a partition began; -1 if there are no records of it."""
+    """Return how long ago the last copy of a partition began; -1 without records of it."""
     if known is None:
         return -1
     held = known.partitions[number]
@@ -248,7 +248,7 @@ class _Copying:
         }
 
     def _add(self, run: CopiedRun, *, is_whole: bool) -> None:
-        """Take a run; commit once there is no room for more."""
+        """Take a run; commit once it would not fit any more."""
         self._waiting.append(run)
         self._size += len(run.data)
         if is_whole or self._size >= COMMIT_BYTES:

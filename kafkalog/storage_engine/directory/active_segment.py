@@ -112,7 +112,7 @@ class ActiveSegment:
             self._time_index_fd = _open(self._stem + layout.TIME_INDEX, create=create)
 
     def _check_end(self, end_offset: int) -> None:
-        """Raise StorageError if no batch ends where the log is to be truncated.
+        """Raise StorageError if no batch ends where the log would be truncated.
 
         In a copy of a live log the file may be another one, which was cleaned since.
         """
@@ -174,8 +174,8 @@ class ActiveSegment:
     ) -> None:
         """Continue the indexes; give the time index what it has lost, with the next write.
 
-        A time index that ends in an entry without its batch is none of this segment: it is made
-        anew.
+        A time index that ends in an entry without its batch isn't this segment's, so it is made
+        again.
         """
         source = FileBytes(self._log_fd)
         hints = OffsetIndex(self._path(layout.INDEX), self.base_offset)
@@ -197,7 +197,7 @@ class ActiveSegment:
             self._index.add_time()
 
     def _rebuild_times(self) -> None:
-        """Make the time index anew from the batches, with the next write."""
+        """Make the time index again from the batches, with the next write."""
         _truncate_durably(self._time_index_fd, 0)
         rebuilt = IndexBuilder(self.base_offset, self._config.index_interval_bytes)
         for position, header in headers(FileBytes(self._log_fd), 0, self.size):

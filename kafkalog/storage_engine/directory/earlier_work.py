@@ -1,9 +1,9 @@
-"""What earlier holders of the commit lock have left unsynced, made durable before more is built on.
+"""Syncs what earlier holders of the commit lock have left unsynced, before more is built on it.
 
 After a failed sync of relaxed commits, the pages look clean: another sync would write nothing and
-succeed. So their bytes are written again. After a holder's death its truncations are unknown: the
-next one finds nothing to truncate, and syncs nothing. A power cut could then bring back what was
-truncated, among committed records.
+succeed. Their bytes are therefore written again. After a holder's death its truncations are
+unknown: the next one finds nothing to truncate, and syncs nothing. A power cut could then bring
+back what was truncated, among committed records.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ next one. A topic is neglected if the segments that have been closed for a minut
 
 The ratio here is a share of *offsets*. It is at most the share of dirty bytes that cleaners use,
 since cleaned offsets hold fewer records. The sign may therefore come late, by the time it takes to
-fill a segment. Where the cleaner closes segments, as the topic sets no `segment.bytes`, the active
-one counts too if this process has known it to be so dirty for as long.
+fill a segment. If the cleaner closes segments, because the topic sets no `segment.bytes`, the
+active one counts too. It must have been so dirty, as far as this process knows, for as long.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ seen too dirty, and when (ms)."""
 
 
 def neglect(log: ReadableDirectory, topic: str, now_ms: int) -> str | None:
-    """Say that no cleaner cleans a topic, and what to do; None if there is no sign of it.
+    """Say that no cleaner cleans a topic, and what to do; None without a sign of it.
 
     Raises StorageError, OSError.
     """
@@ -88,7 +88,7 @@ def _counts_active(config: TopicConfig, partition: PartitionState) -> bool:
 
 
 def _since(place: tuple[str, str, int], partition: PartitionState, now_ms: int) -> int:
-    """Return when a partition was first seen too dirty (ms); a cleaning begins the time anew."""
+    """Return when a partition was first seen too dirty (ms); a cleaning restarts the time."""
     first_dirty, since_ms = _dirty_since.get(place, (-1, now_ms))
     if first_dirty != partition.first_dirty_offset:
         since_ms = now_ms

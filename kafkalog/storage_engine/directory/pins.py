@@ -3,7 +3,7 @@
 The tasks of a Spark action start one after the other and cannot communicate. The first task writes
 the journal's state to a small file `kl-pin-...` in the root, named after the action. The other
 tasks, their retries, and all other readers of the action read that file instead of the journal.
-`link` creates it: the first task wins, and the file is visible as a whole or not at all.
+Because `link` creates it, the first task wins, and the file is visible as a whole or not at all.
 
 A pin is *live* for ten minutes after it was made or renewed; tasks renew it while they read. The
 cleaner does not clean past a live pin, so a later task still finds its records. A reader also

@@ -1,8 +1,8 @@
 """Whether the records that a journal's record speaks of are in the files.
 
-A commit syncs its records before it writes the journal's record. So they are missing only in a copy
-that a program made of a live log, file by file: the segment before the commit, the journal after
-it.
+A commit syncs its records before it writes the journal's record. They are therefore missing only in
+a copy that a program made of a live log, file by file: the segment before the commit, the journal
+after it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The contents of staged files for a commit: verified first, then appended in pieces.
 
-The commit verifies everything before it appends anything, so it reads every file twice. Small
-files, of which each of many tasks may have one, stay in memory after the first read. For the
-others, the commit keeps each run's checksum and compares it in the second read. It appends what it
-verified, or fails. Both reads fill the same memory again and again, which stays in the processor's
-caches.
+The commit verifies everything before it appends anything, so it reads every file twice. Small files
+stay in memory after the first read, because each of many tasks may have one. For the others, the
+commit keeps each run's checksum and compares it in the second read. It appends what it verified, or
+fails. Both reads fill the same memory again and again, which stays in the processor's caches.
 """
 
 from __future__ import annotations
@@ -118,7 +117,7 @@ class StagedContents:
 
 
 def _read_batches(fd: int, position: int, end: int) -> Iterator[memoryview]:
-    """Yield `[position, end)` of a file in pieces of whole batches; then what is no batch."""
+    """Yield `[position, end)` of a file in pieces of whole batches; then what isn't a batch."""
     memory = memoryview(bytearray(min(_PIECE_SIZE, end - position)))
     while position < end:
         wanted = memory[: end - position]
@@ -143,7 +142,7 @@ def _whole_batches(piece: memoryview) -> int:
 
 
 def _batch_size(piece: memoryview) -> int:
-    """Return the bytes of the batch that a piece begins with, whole or not; 0 if it is no batch."""
+    """Return the bytes of the batch that a piece begins with, whole or not; 0 for no batch."""
     if len(piece) < layout.BATCH_OVERHEAD:
         return 0
     _, length, *_ = layout.BATCH_PLACE.unpack_from(piece)

@@ -10,8 +10,8 @@ lz4       one frame, independent 64 KiB        any number of frames
 zstd      one frame                            any number of frames, with or without their size
 ========  ===================================  ==================================================
 
-The input is untrusted: every function here stops at `limit` decompressed bytes and raises
-LimitExceededError; it raises ValueError for data that is not a complete stream of its codec.
+Because the input is untrusted, every function here stops at `limit` decompressed bytes and raises
+LimitExceededError. For data that is not a complete stream of its codec it raises ValueError.
 
 Kafka: the Compression classes. Their lz4 frames in messages v0 have a wrong header checksum, which
 `decompress` can ignore.

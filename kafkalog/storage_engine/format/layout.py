@@ -633,12 +633,12 @@ def stored_claim(work: str, minutes: int) -> str:
 
 
 def is_stored_segment(name: str) -> bool:
-    """Return whether a name is that of a segment object; the one beside it is not."""
+    """Return whether a name is that of a segment object; its side object's is not."""
     return name.startswith(f"{STORED_SEGMENTS}/") and name.endswith(LOG)
 
 
 def is_stored_data(name: str) -> bool:
-    """Return whether a name is that of an object with records, or of indexes beside one."""
+    """Return whether a name is that of an object with records, or of a side object."""
     return _STORED_DATA_NAME.fullmatch(name) is not None
 
 

@@ -1,8 +1,8 @@
 """Decode a message of Kafka's by its definition: a record of its own topics, or a control record.
 
 `messages.json` has the definitions of all messages of Kafka's internal topics, its metadata log and
-its control records. The program `tests/conformance/message_table.py` makes it from the jars of a
-release. Kafka's definitions keep the versions of earlier releases, so the table has them too.
+its control records. `tests/conformance/message_table.py` makes it from the jars of a release.
+Kafka's definitions keep the versions of earlier releases, so the table has them too.
 
 A field is there in some `versions`. In *flexible* versions lengths are compact, and tagged fields
 follow the others. A tagged field with its default, or without a byte, is left out, as Kafka's
@@ -92,7 +92,7 @@ def read_message(name: str, version: int, data: bytes, start: int = 0) -> tuple[
 def read_key(topic: str, key: bytes) -> tuple[int, str | None, Message]:
     """Return the number and the name of a record's type, and the fields of its key.
 
-    The name is None for an unknown type, which has no fields here. Raises ValueError.
+    For an unknown type, which has no fields here, the name is None. Raises ValueError.
     """
     number = _version(key)
     name = record_name(topic, number)
@@ -126,7 +126,7 @@ def read_versioned(name: str, data: bytes) -> tuple[int, Message]:
 def read_metadata(value: bytes) -> tuple[int, str | None, int, Message]:
     """Return the api key, the name, the version and the fields of a record of KRaft's metadata.
 
-    The name is None for an unknown type. Raises ValueError, also for bytes after the message.
+    For an unknown type the name is None. Raises ValueError, also for bytes after the message.
     Kafka: MetadataRecordSerde.
     """
     fields = MessageFields(value)

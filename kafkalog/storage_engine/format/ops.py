@@ -1,8 +1,8 @@
 """The operations of kernels beyond plain arithmetic: here as Python, in `ops.pxd` as C.
 
-A file of kernels is plain Python. The sheet beside it, a `.pxd` of the same name, gives C types to
-its names, and Cython compiles both into an extension module. Integers of 64 bits wrap in C; in
-Python they wrap by the functions below. `plain` serves the modules that were not compiled.
+A file of kernels is plain Python. A `.pxd` of the same name gives C types to its names, and Cython
+compiles both into an extension module. Integers of 64 bits wrap in C; in Python they wrap by the
+functions below. `plain` serves the modules that were not compiled.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ def stamp(
 def stamp_run(batches: Writable, base_offset: int, leader_epoch: int) -> None:
     """Stamp the batches v2 of a run, whose offsets count from 0.
 
-    Stops before bytes that are no batch, or whose offsets no log has: their reader finds the fault.
+    Stops before bytes that aren't a batch, or whose offsets no log has: their reader finds the
+    fault.
     """
     position = 0
     while len(batches) - position >= layout.BATCH_OVERHEAD:

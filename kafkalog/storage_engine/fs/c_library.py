@@ -63,7 +63,7 @@ def watch_directory(directory: Path) -> int:
 
 
 def _function(name: str) -> Any:
-    """Return a function of the C library; None if it has none of that name."""
+    """Return a function of the C library, or None for an unknown name."""
     import ctypes
 
     return getattr(ctypes.CDLL(None), name, None)

@@ -3,7 +3,7 @@
 Only this module makes them, and only `files` and `locks` call it. A test gives another file system:
 a subclass that counts calls, refuses some of them, or records them, put in place by `replaced`.
 
-Linux has all of these calls. Where another system lacks one, the method does the same by others.
+Linux has all of these calls. If another system lacks one, the method does the same by others.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def reading_faults(place: Path) -> Iterator[None]:
 def pass_on(fault: BaseException) -> None:
     """Raise an error again that is the user's; call it wherever others are caught.
 
-    It is one of the user's code that we call (`users`), or of a signal handler of theirs, which
-    runs in the main thread while a call of ours waits. There an OSError without an errno is not the
+    It is one of the user's code that we call (`users`), or of their signal handler. A handler runs
+    in the main thread while a call of ours waits. There an OSError without an errno is not the
     system's either: TimeoutError is one.
     """
     is_main = threading.current_thread() is threading.main_thread()
@@ -261,7 +261,7 @@ def open_stream(path: Path) -> BinaryIO:
 def _open(path: str | Path, flags: int) -> int:
     """Open a file of a log; raise the limit of open files first if there are too many.
 
-    The limit is the whole process's. But a reader needs its files at once, and has none to close.
+    The limit is the whole process's. But a reader needs its files at once, and cannot close any.
     """
     return _within_limit(functools.partial(_opened, path, flags))
 
@@ -350,7 +350,7 @@ def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os
 def is_directory(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a directory, or a link to one; a link that leads nowhere is not.
 
-    Such a link, or one that may not be followed, costs its own entry alone.
+    A link like that, or one that may not be followed, costs its own entry alone.
     """
     found = False
     with ignoring():
@@ -468,7 +468,7 @@ def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int | None = N
 
     All of them have ended when this returns, or raises the error of the first that failed. Each
     sync is done once: after a failed sync the next one would succeed and prove nothing. Long ones
-    are worth their threads even if they are fewer than usual, `at_least`.
+    pay for their threads even if they are fewer than usual, `at_least`.
     """
     if len(syncs) < (at_least or _SIDE_BY_SIDE_MIN):
         for sync in syncs:
@@ -557,7 +557,7 @@ def scratch_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def mapped(path: Path) -> Iterator[memoryview]:
-    """Yield the content of a file, of which little is resident; it outlives the file's name.
+    """Yield the content of a file, while little of it is resident; it outlives the file's name.
 
     The bytes are the system's copy of the file. While they are read by other threads or in C, one
     gives back what was read, every few milliseconds; a byte that is read again comes again. Raises

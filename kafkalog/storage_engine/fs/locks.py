@@ -9,8 +9,8 @@
   drops its locks; a forked child closes the descriptors that it inherits, and holds none.
 
 The order is: cleaner lock < commit lock < segments locks (ascending). No lock is upgraded from
-shared to exclusive, and none is held across a yield or code of the user. Who waits for ours for ten
-seconds says in a warning who holds it (`lock_wait`).
+shared to exclusive, and none is held across a yield or code of the user. A process that waits for
+ours for ten seconds says in a warning who holds it (`lock_wait`).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ os.register_at_fork(
 class _Descriptor:
     """An open lock file: a context manager, and closed by `close`.
 
-    Its number is None if the file is missing and is not, or cannot be, created.
+    Its number is None if the file is missing and was not, or cannot be, created.
     """
 
     __slots__ = ("_generation", "fd")
@@ -158,7 +158,7 @@ def _whole_file(kind: int) -> bytes:
 def _conflicting(fd: int, kind: int) -> tuple[int, int]:
     """Return the kind and the process of a lock that conflicts with one on a whole file.
 
-    The kind is F_UNLCK if there is none.
+    The kind is F_UNLCK if nobody holds it.
     """
     answer = file_system.current.fcntl(fd, _GET_LOCK, _whole_file(kind))
     fields = _FLOCK.unpack(answer)
@@ -179,9 +179,9 @@ class FileLock:
     """A `flock` lock on one file, for processes and for threads.
 
     A directory that cannot be written is locked `shared` only if its lock file exists: where it
-    does not, nobody who could write there has ever been. Raises FileNotFoundError where there is
-    no such directory. With `create=False` nothing is created: a file that is not there is nobody's,
-    and who takes its lock holds none.
+    does not, nobody who could write there has ever been. Raises FileNotFoundError if the directory
+    is missing. With `create=False` nothing is created: a file that is not there is nobody's, and
+    who takes its lock holds none.
     """
 
     def __init__(
@@ -194,8 +194,8 @@ class FileLock:
     ) -> None:
         """Name the lock.
 
-        Who waits for it longer than `patience_s` is told in a warning who holds it, and who holds
-        the locks of `before`, which its holder may be waiting for.
+        A process that waits for it longer than `patience_s` warns who holds it. The warning also
+        says who holds the locks of `before`, because the holder may be waiting for those.
         """
         self.path = path
         self._name = str(path)

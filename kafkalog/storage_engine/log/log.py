@@ -117,7 +117,7 @@ class Log(ReadableLog):
 
     @abstractmethod
     def neglect(self, topic: str, now_ms: int) -> str | None:
-        """Say that no cleaner works on a topic, and what to do; None if there is no sign of it.
+        """Say that no cleaner works on a topic, and what to do; None without a sign of it.
 
         Called after each commit, so it sends no request. Raises StorageError, OSError.
         """

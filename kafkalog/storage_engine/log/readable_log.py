@@ -121,7 +121,7 @@ class ReadableLog(ABC):
     def deletions_gone_to(self, topic: str, partition: int) -> int:
         """Return the offset below which a deletion may be gone without a later record of its key.
 
-        Who has followed the partition up to a lower offset may have missed it.
+        A reader who has followed the partition up to a lower offset may have missed it.
         """
         return self.describe(topic).partitions[partition].deletions_gone_to
 

@@ -1,4 +1,4 @@
-"""What a commit and retention return, whatever the kind of log."""
+"""The results of a commit and of retention, whatever the kind of log."""
 
 from __future__ import annotations
 

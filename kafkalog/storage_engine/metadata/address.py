@@ -87,7 +87,7 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
 
 
 def resolved(path: Path) -> Path:
-    """Return a path without links; one that leads in a circle stays, and there is no log."""
+    """Return a path without links; one that leads in a circle stays, and has no log."""
     return Path(os.path.realpath(path))
 
 

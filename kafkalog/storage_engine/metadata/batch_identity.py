@@ -1,4 +1,4 @@
-"""Which batch of a writer comes: the next one, the last one again, or one that does not fit.
+"""Decides which batch of a writer comes: the next, the last one again, or one that doesn't fit.
 
 A batch is its id and, if they are known, the ends of its sources. A sink of a log and a table that
 an upsert keeps decide by the same function; they differ in what they do then.

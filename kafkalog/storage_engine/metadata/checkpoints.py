@@ -47,9 +47,9 @@ def checkpoint(entries: Iterable[tuple[object, ...]]) -> bytes:
 def read_offset_checkpoint(path: Path) -> dict[tuple[str, int], int]:
     """Return the offsets in a checkpoint of the root, by (topic, partition).
 
-    A missing or empty file has none; the last line for a partition counts, as in Kafka. Raises
-    CorruptLogError if the file is malformed or has a log start above `layout.LOG_START_MAX`;
-    OSError.
+    A missing or empty file is an empty checkpoint; the last line for a partition counts, as in
+    Kafka. Raises CorruptLogError if the file is malformed or has a log start above
+    `layout.LOG_START_MAX`; OSError.
     """
     is_log_start = path.name == layout.LOG_START_CHECKPOINT
     limit = layout.LOG_START_MAX if is_log_start else layout.INT64_MAX
@@ -217,7 +217,7 @@ def write_leader_epochs(directory: Path, epochs: Iterable[tuple[int, int]]) -> N
 
 
 def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
-    """Read a partition's leader epochs; a missing or empty file has none.
+    """Read a partition's leader epochs; empty for a missing or empty file.
 
     Raises CorruptLogError if the file is malformed.
     """

@@ -2,8 +2,8 @@
 
 `meta.properties` is a broker's, `commit` is ours. Without either, other names show its history. It
 is a released log, a log that lost its journal, a copy of a broker's partitions, which is only read,
-or a foreign directory, which kafkalog must not touch. `nearby` finds the log that was meant by a
-path one level off.
+or a foreign directory, which kafkalog must not touch. To find the log that was meant by a path one
+level off, call `nearby`.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def is_copy(root: Path) -> bool:
 
 
 def nearby(path: Path) -> str:
-    """Return which log was meant by a path that has none, as the end of a message; or ''.
+    """Return which log was meant by a path without one, as the end of a message; or ''.
 
     It is the log that the path lies in, as a partition, a file or below those, or the logs one
     level below. Only names are read, of the first 1000 directories below.
@@ -121,7 +121,7 @@ def nearby(path: Path) -> str:
 
 
 def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bool = False) -> str:
-    """Return which log was meant by an address that has none, as the end of a message; or ''.
+    """Return which log was meant by an address without one, as the end of a message; or ''.
 
     `above` is the log that the address lies in, below the name `inner`; `is_at`: it is that name.
     `below` are the logs one level below.
@@ -141,7 +141,7 @@ def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bo
 
 
 def check_is_directory(root: Path) -> None:
-    """Raise InvalidInputError if there is no directory; the error names the log that was meant."""
+    """Raise InvalidInputError for a missing directory; the error names the log that was meant."""
     if not root.is_dir():
         raise InvalidInputError(f"{root}: there is no such directory{nearby(root)}")
 

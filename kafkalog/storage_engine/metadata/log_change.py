@@ -128,7 +128,7 @@ class LogChange:
         *,
         keys_may_move: bool = False,
     ) -> TopicState:
-        """Set configs, or delete those whose value is None, and add partitions.
+        """Set configs, delete those whose new value is None, and add partitions.
 
         `check_grows` says when partitions are refused. Raises InvalidInputError.
         """
@@ -150,7 +150,7 @@ class LogChange:
         )
 
     def add_partitions(self, topic: TopicState, count: int) -> None:
-        """Prepare the places of a topic's new partitions, up to `count`; here there are none."""
+        """Prepare the places of a topic's new partitions, up to `count`; here this does nothing."""
 
     def delete_topic(self, name: str, now_ms: int) -> None:
         """Delete a topic; what it had may be removed after its `file.delete.delay.ms`."""

@@ -1,4 +1,4 @@
-"""A topic that is to be created, and the rules that it has to meet.
+"""A topic before it is created, and the rules that it has to meet.
 
 Kafka: Topic.validate, ReplicationControlManager.createTopics.
 """

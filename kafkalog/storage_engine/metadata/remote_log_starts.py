@@ -1,6 +1,6 @@
 """The starts of the logs of a broker with tiered storage, kept while its directory is ours.
 
-Such a log begins in remote storage, below its first local segment (KIP-405). A broker deletes what
+Its log begins in remote storage, below its first local segment (KIP-405). A broker deletes what
 remote storage has below the checkpointed log start, and finds the rest by the leader epochs. Both
 therefore stay as they were, unless records were deleted here since. The file's first line is the
 CRC-32C of all others. Each of these has a topic, a partition, the topic's id, the log start, the
@@ -23,7 +23,7 @@ from kafkalog.storage_engine.metadata.state import State
 
 
 class RemoteLogStart(NamedTuple):
-    """Where a tiered log begins."""
+    """The starts of tiered logs."""
 
     topic_id: str
     log_start: int
@@ -34,7 +34,7 @@ class RemoteLogStart(NamedTuple):
     """(epoch, its first offset) of those that begin below `local_start`."""
 
     def whole(self, epochs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the epochs of the log, of which `epochs` are those in the directory."""
+        """Return the epochs of the log; `epochs` are those in the directory."""
         last = max((epoch for epoch, _ in self.epochs), default=-1)
         return [*self.epochs, *((epoch, start) for epoch, start in epochs if epoch > last)]
 

@@ -433,7 +433,7 @@ class Change:
             self.ends[name] = last.ends
 
     def forget_writer(self, name: str, time_ms: int) -> None:
-        """Forget a writer's last batch, and remember since when: its next one is no surprise."""
+        """Forget a writer's last batch, and remember since when: its next one is expected."""
         self.writers[name] = None
         self.forgotten_writers[name] = time_ms
 

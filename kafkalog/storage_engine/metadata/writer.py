@@ -1,9 +1,9 @@
 """A writer, whose batches are committed exactly once, and the rule that decides so.
 
 A batch is its id and the ends of its sources, if these are known. The last one again is a retry,
-and is dropped. One that does not fit, as after a restore, is refused unless the writer is reset: a
-lower id, the last id with other ends, and a gap in the micro-batches of a `writeStream`. Each other
-one is committed.
+and is dropped. One that does not fit, as after a restore, is refused unless the writer is reset.
+That's a lower id, the last id with other ends, or a gap in the micro-batches of a `writeStream`.
+Each other one is committed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Writer:
 
     @property
     def ends(self) -> str | None:
-        """Where the batch's sources end, as the log keeps it."""
+        """The ends of the batch's sources, as the log keeps them."""
         return None if self.plan is None else self.plan.ends
 
     @property
@@ -121,7 +121,7 @@ def _comes(known: WriterState | None, writer: Writer) -> Comes:
 def _conflict(
     state: State, known: WriterState | None, comes: Comes, writer: Writer, now_ms: int
 ) -> CommitConflictError | None:
-    """Return why a batch that is no retry does not fit; None if it fits."""
+    """Return why a batch that isn't a retry does not fit; None if it fits."""
     plan = writer.plan
     if known is None:
         if plan is None or not plan.is_every_one_written or comes is Comes.NEXT:

@@ -48,7 +48,7 @@ def store_address(options: Mapping[str, str]) -> StoreAddress | None:
     """Return the address that the option `path` and the options `store.*` give.
 
     Returns None if the path names a directory. Raises InvalidInputError, also for options `store.*`
-    beside a directory.
+    given with a directory.
     """
     path = next((value for key, value in options.items() if key.lower() == PATH), "").strip()
     if is_store_url(path):
@@ -62,7 +62,7 @@ def store_address(options: Mapping[str, str]) -> StoreAddress | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a log is: a bucket, or a container of Azure, and a prefix in it."""
+    """The place of a log: a bucket, or a container of Azure, and a prefix in it."""
 
     scheme: str
     bucket: str

@@ -94,7 +94,7 @@ class ObjectEntry:
 
 
 class ObjectReader(Protocol):
-    """What reads parts of objects: a client, or files that stand in for some."""
+    """A reader of parts of objects: a client, or files that stand in for some."""
 
     @property
     def address(self) -> StoreAddress:
@@ -180,7 +180,7 @@ class ObjectClient:
         )
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; one that is missing already is no error. Raises StorageError."""
+        """Delete objects; a missing one is fine. Raises StorageError."""
         keys = [self._key(name) for name in names]
         for start in range(0, len(keys), _PAGE):
             self._delete(keys[start : start + _PAGE])

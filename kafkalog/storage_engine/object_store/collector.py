@@ -11,8 +11,8 @@ Rules
 - The boundary moves before the commits below it are deleted. A process that was stopped meanwhile
   reads it, and opens the log again.
 
-Any number of collectors may run at once. Each may be killed anywhere: the next one goes on.
-`tests/unit/storage_engine/collector_model.py` checks all interleavings.
+Any number of collectors may run at once. Each may be killed anywhere, because the next one
+continues. The model `tests/unit/storage_engine/collector_model.py` checks all interleavings.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _Result = TypeVar("_Result")
 
 
 class CollectedLog(Protocol):
-    """What a collector asks of the log: an `ObjectLog`."""
+    """The part of the log that a collector needs: an `ObjectLog`."""
 
     client: ObjectClient
 
@@ -203,7 +203,7 @@ def _sweeping(listed: list[str]) -> Callable[[StoreDraft], list[str]]:
 def cut_commit_log(log: CollectedLog, *, now_ms: int) -> int:
     """Delete commits and snapshots below the last snapshot but one, a day old; count them.
 
-    Three requests as long as there are none.
+    Three requests as long as it finds nothing.
     """
     log.check_writable()
     before_ms = now_ms - COMMITS_KEPT_MS

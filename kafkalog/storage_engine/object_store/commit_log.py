@@ -66,7 +66,7 @@ Prepare = Callable[[StoreState], Mapping[str, Any] | None]
 class CommitLog:
     """One process's view of the commit log; threads may share it.
 
-    Opening it raises InvalidInputError where there is no log, and StorageError.
+    Opening it raises InvalidInputError if the place has no log, and StorageError.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class CommitLog:
 
     @staticmethod
     def id_of(client: ObjectClient) -> bytes:
-        """Return the id of the log; one GET. Raises InvalidInputError if there is none."""
+        """Return the id of the log; one GET. Raises InvalidInputError if the place has no log."""
         mark = client.get(layout.STORED_LOG)
         if mark is None:
             advice = nearby(client.address) or ". Create one, or correct the address."
@@ -252,7 +252,7 @@ class CommitLog:
             raise _unbelievable(place, f"the state after {number}", fault) from fault
 
     def _through(self, state: StoreState, newest: int) -> StoreState | None:
-        """Return the state after the commit `newest`; None if a commit on the way is missing."""
+        """Return the state after the commit `newest`; None if a commit before it is missing."""
         names = [layout.stored_commit(number) for number in range(state.number + 1, newest + 1)]
         for found in self._fetched(names):
             if found is None:

@@ -2,7 +2,7 @@
 
 A run becomes segment objects of up to 64 MiB, each with its indexes. They are written first, and
 one commit appends those of several partitions. The last object of a partition that has producers
-also has their state, as a broker's snapshot file has it. A later copy goes on from there, and one
+also has their state, as a broker's snapshot file has it. A later copy continues from there, and one
 into a directory takes it along.
 """
 
@@ -223,5 +223,5 @@ class _Segments:
 
 
 def _last_epoch(table: BatchTable, otherwise: int) -> int:
-    """Return the leader epoch of the last batch, or another value where that has none."""
+    """Return the leader epoch of the last batch, or another value if that lacks one."""
     return max(int(table.leader_epochs[-1]), 0) if len(table) else otherwise

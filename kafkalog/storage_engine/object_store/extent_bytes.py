@@ -4,8 +4,8 @@ The batches of a run count their offsets from 0. Base offset and leader epoch ar
 the copy that is returned. No checksum covers these two fields. A read begins at a batch, as all
 reads of segments do. A segment object has its own offsets and epochs, and needs no stamp.
 
-Whole ranges are fetched, with those ahead: most reads go on. A lookup of a key wants one batch of a
-large segment. `scattered` fetches no more than that.
+Whole ranges are fetched, with those ahead, because most reads continue. A lookup of a key wants one
+batch of a large segment. `scattered` fetches no more than that.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ExtentBytes:
 
 
 class _ScatteredBytes:
-    """An extent of which a few batches are read; a batch of 128 KiB takes one request."""
+    """An extent for reading a few batches; a batch of 128 KiB takes one request."""
 
     def __init__(self, extent: ExtentBytes) -> None:
         self._extent = extent

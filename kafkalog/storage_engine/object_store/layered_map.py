@@ -1,4 +1,4 @@
-"""A map that never changes, and of which a changed copy costs little.
+"""A map that never changes, so a changed copy costs little.
 
 The entries lie in layers. A copy gets one more layer, merged with those below that are less than
 twice as large. An entry is therefore copied about log n times in all, and not at each change.

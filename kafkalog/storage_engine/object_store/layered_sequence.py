@@ -1,4 +1,4 @@
-"""A sequence that never changes, and of which a longer copy costs little.
+"""A sequence that never changes, so a longer copy costs little.
 
 The items lie in layers. A copy gets one more layer, merged with those before that are less than
 twice as long. An item is therefore copied about log n times in all, and not at each change.

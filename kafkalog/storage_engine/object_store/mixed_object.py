@@ -159,7 +159,7 @@ def footer_of(place: str, data: bytes) -> Sequence[Sequence[Any]]:
 
 
 def _run(values: Sequence[Any]) -> Sequence[Any]:
-    """Return a run of a footer; raises ValueError or TypeError for values that are none."""
+    """Return a run of a footer; raises ValueError or TypeError for values that aren't one."""
     topic, topic_id, *numbers, max_timestamp = values
     partition, position, size, rows = map(int, numbers)
     if min(partition, position, size, rows) < 0:

@@ -1,4 +1,4 @@
-"""Find the log that was meant by an address that has none: inside of a log, or one level above."""
+"""Find the log that was meant by an address without one: inside of a log, or one level above."""
 
 from __future__ import annotations
 

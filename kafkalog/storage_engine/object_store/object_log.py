@@ -1,7 +1,7 @@
 """A log in an object store: its topics, its commits, its reads.
 
-No process is special, and there is no lock: any number of processes, on any hosts, read and write
-the log. A commit records where the batches are, and copies none. `commit_log.CommitLog` decides who
+All processes are alike, and there is no lock: any number of them, on any hosts, read and write the
+log. A commit records where the batches are, and copies none. `commit_log.CommitLog` decides who
 commits.
 
 Invariants:
@@ -57,7 +57,7 @@ class ObjectLog(Log):
     """A log in an object store with all that can be done to it; a context manager.
 
     It is pickled as its address, and opened again where it is unpickled. Raises InvalidInputError
-    for an address that has no log where none is to be created, and StorageError.
+    for an address without a log that may not get one, and StorageError.
     """
 
     is_brokers = False
@@ -336,8 +336,8 @@ class ObjectLog(Log):
         """Delete what a failed batch wrote; return False, and keep all, when it is committed.
 
         The commit may be under way in a process that is about to die; it cannot land after this.
-        `prefix` and `run` have no effect: what a killed task wrote is named by no message, and a
-        sweep deletes it.
+        The arguments `prefix` and `run` have no effect: what a killed task wrote is named by no
+        message, and a sweep deletes it.
         """
         self.check_writable()
         _check_names(staged)

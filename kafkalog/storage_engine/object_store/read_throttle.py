@@ -1,8 +1,8 @@
 """How many reads of a client may be under way at once: half of them after a 503, then slowly more.
 
-Without a 503 there is no limit. A 503 halves what is under way. Reads that began before it and fail
-too do not halve it again. Each read that succeeds raises the limit a little, by one read for as
-many successes as the limit allows. The limit goes once it is far above what a process needs.
+Without a 503 reads aren't limited. A 503 halves what is under way. Reads that began before it and
+fail too do not halve it again. Each read that succeeds raises the limit a little, by one read for
+as many successes as the limit allows. The limit goes once it is far above what a process needs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ReadThrottle:
 
     @property
     def limit(self) -> int | None:
-        """The most reads at once, or None while there is no limit."""
+        """The most reads at once, or None without a limit."""
         with self._changed:
             return None if self._limit >= UNLIMITED else int(self._limit)
 

@@ -59,7 +59,7 @@ REQUESTS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Regrouped:
-    """What a regrouping did."""
+    """The result of a regrouping."""
 
     objects: int
     """Mixed objects that are replaced."""
@@ -71,7 +71,7 @@ class Regrouped:
 
 
 class SwappingLog(Protocol):
-    """What a regrouping needs of an `ObjectLog`, which itself regroups at its limit."""
+    """The part of an `ObjectLog` that a regrouping needs; it regroups by itself at its limit."""
 
     client: ObjectClient
 
@@ -85,7 +85,7 @@ class SwappingLog(Protocol):
     def swap(
         self, sources: Sequence[str], outputs: Sequence[SegmentObject], *, now_ms: int
     ) -> bool:
-        """Put segment objects in the place of objects; return whether that was done."""
+        """Replace objects by segment objects; return whether that was done."""
 
     def discard_segments(
         self, outputs: Iterable[SegmentObject], fault: Exception | None = None
@@ -165,7 +165,7 @@ def _fitting(state: StoreState, names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Transactions:
-    """What the objects beside segment objects say of their transactions."""
+    """The transactions of segment objects, from their side objects."""
 
     aborted: Sequence[AbortedTransaction] = ()
     producers: bytes = b""
@@ -350,7 +350,7 @@ class _SegmentFile:
     def is_continued_by(self, placed: PlacedExtent) -> bool:
         """Return whether an extent is of the same segment, so that one object may have both.
 
-        Of a log that an early release wrote, each extent is one; these are still put together.
+        In a log that an early release wrote, each extent is one; these are still put together.
         """
         return placed.extent.segment == self._extent.segment
 

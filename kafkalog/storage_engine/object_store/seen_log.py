@@ -31,7 +31,7 @@ class SeenLog:
 
     @classmethod
     def of(cls, log: ObjectLog, topic: str | None) -> Self:
-        """Return the log as it is known, with one topic or, if it is None, with all."""
+        """Return the log as it is known, with one topic, or with all if the topic is None."""
         state = log.known_state.log
         topics = {name: each for name, each in state.topics.items() if topic in (None, name)}
         seen = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""A segment object: a real Kafka `.log` of one partition, and its indexes in an object beside it.
+"""A segment object: a real Kafka `.log` of one partition, with its indexes in a side object.
 
 A regrouping writes it, or a cleaning, first to a file. Its name is new each time, so nobody else
 writes it. It belongs to the log once a commit names it.
@@ -46,7 +46,7 @@ def put_segment(
     """Write a `.log` file and its indexes, by two requests; `seen` is that of the name.
 
     The extent gets the size of the file, and the number of gaps that the sections list. The indexes
-    come first, so a segment object without them is no state. Raises StorageError, OSError.
+    are written first, so a segment object always has them. Raises StorageError, OSError.
     """
     with files.mapped(log) as data:
         return put_segment_bytes(client, seen, extent, data, sections)

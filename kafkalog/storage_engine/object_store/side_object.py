@@ -1,4 +1,4 @@
-"""The object beside a segment object: what a directory has in files beside a `.log`.
+"""The side object of a segment object: what a directory has in the other files of a segment.
 
 It has a header, a table of sections, and the sections. They have the content of the files of their
 suffixes, but the gaps, which are bare pairs. The producers are those at an offset in the segment or
@@ -101,7 +101,7 @@ class SideObject:
         return f"{self._client.address}/{self._name}"
 
     def section(self, name: str) -> bytes:
-        """Return a section, its checksum compared; empty if there is none.
+        """Return a section, its checksum compared; empty if it is missing.
 
         Raises CorruptLogError, StorageError.
         """
@@ -129,7 +129,7 @@ class SideObject:
         return decoded(self.kept_section(layout.GAPS))
 
     def size_of(self, name: str) -> int:
-        """Return the size of a section; 0 if there is none. Raises as `section` does."""
+        """Return the size of a section; 0 if it is missing. Raises as `section` does."""
         return self._sections().get(name, (0, 0, 0))[1]
 
     def source(self, name: str) -> ByteSource:

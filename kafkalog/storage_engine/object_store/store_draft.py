@@ -111,8 +111,8 @@ class StoreDraft(LogChange):
     def fields_of_start(self, state: PartitionState, offset: int) -> dict[str, int]:
         """Return them; if all records of its producers are gone, these are forgotten.
 
-        Only a copy brings producers, and maybe an open transaction. Their state is beside its last
-        object, which goes with the records.
+        Only a copy brings producers, and maybe an open transaction. Their state is kept with its
+        last object, which goes with the records.
         """
         fields = super().fields_of_start(state, offset)
         if 0 <= state.producer_snapshot <= offset:
@@ -128,9 +128,9 @@ class StoreDraft(LogChange):
         self._has_ended_records |= start > before.log_start_offset
 
     def swap(self, sources: Sequence[str], outputs: Iterable[SegmentObject]) -> bool:
-        """Put segment objects in the place of objects; return False if one of these is gone.
+        """Replace objects by segment objects; return False if one of them is gone.
 
-        An output of which no record can be read any more is left out.
+        An output is left out if none of its records can be read any more.
         """
         if any(name not in self.store.objects for name in sources):
             return False
@@ -194,7 +194,7 @@ class StoreDraft(LogChange):
         return self._changes.record(now_ms)
 
     def _drop_ended(self, after: State) -> None:
-        """Drop the objects of which no record is left; forget deleted topics that are in none."""
+        """Drop the objects without records; forget deleted topics that are in none."""
         live = {topic.topic_id: topic for topic in after.topics.values()}
         gone = {*self.state.deleting}
         dropped = {*self._changes.dropped}

@@ -93,7 +93,7 @@ class DroppedObject:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What the last cleaning of a partition has left for the next one."""
+    """The notes of a partition's last cleaning for the next one."""
 
     first_dirty_offset: int
     """Where the dirty section begins."""
@@ -236,7 +236,7 @@ class StoreChange(Change):
 
 
 def _values(extent: Extent) -> list[Any]:
-    """Return the values of an extent; a time before 1970 is none, as for Kafka's segments."""
+    """Return the values of an extent; a time before 1970 is missing, as for Kafka's segments."""
     largest, first = extent.max_timestamp, extent.first_timestamp
     known = dataclasses.replace(
         extent,

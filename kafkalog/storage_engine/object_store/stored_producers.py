@@ -1,7 +1,7 @@
 """The producers of a partition in an object store, at its high watermark.
 
-They are beside the segment object with the offset that the partition's state names. An early
-release merged segment objects without them. There they are replayed from the batches.
+They are in the side object of the segment object with the offset that the partition's state names.
+An early release merged segment objects without them. There they are replayed from the batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def recorded_producers(
 ) -> Producers:
     """Return the producers at a partition's high watermark; a request if there are any.
 
-    There are none if the object with their state is gone. Raises CorruptLogError, StorageError.
+    If the object with their state is gone, the result is empty. Raises CorruptLogError,
+    StorageError.
     """
     known = state.log.topic(topic)
     held = known.partitions[partition]

@@ -3,8 +3,8 @@
 Retention, the lags and the dirty ratio go by segments, so both kinds of log answer alike. A commit
 decides by the rule of a directory (`segment_end`) whether its records begin a new segment, and each
 extent names the base offset of its segment. Objects are smaller than a segment, or hold parts of
-many: a segment is no object. An extent that an early release wrote is a segment of its own, and
-closed.
+many, so an object isn't a segment. An extent that an early release wrote is a segment of its own,
+and closed.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def filled(
 
 
 def active_segment(state: StoreState, topic: TopicState, partition: int) -> StoredActiveSegment:
-    """Return the active segment of a partition; an empty one at the end of a log that has none."""
+    """Return the active segment of a partition; an empty one at the log's end if it has none."""
     held = topic.partitions[partition]
     if not held.active_size:  # it was closed, or an early release wrote the log
         return StoredActiveSegment(held.high_watermark)

@@ -1,1 +1,1 @@
-"""Who owns a directory: adopting a broker's, and releasing one to a broker."""
+"""The owner of a directory: adopting a broker's, and releasing one to a broker."""

@@ -1,10 +1,10 @@
 """The topics that a broker's cluster knows, kept while its directory is ours.
 
 A broker knows a topic by its id. When it gets the directory back, it puts aside topics that were
-created here since the adoption, and creates topics again that were deleted here. `release` reports
-both, and partitions that were added here. Each line of the file has a topic, its id and its number
-of partitions; `-` stands for the id of a topic that had none. A log without the file was adopted by
-an earlier release of kafkalog, or never.
+created here since the adoption, and creates topics again that were deleted here. Both are reported
+by `release`, as are partitions that were added here. Each line of the file has a topic, its id and
+its number of partitions; `-` stands for the id of a topic that had none. A log without the file was
+adopted by an earlier release of kafkalog, or never.
 """
 
 from __future__ import annotations

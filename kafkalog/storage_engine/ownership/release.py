@@ -365,7 +365,7 @@ class _Releasing:
         return ReleaseReport(self.root, False, count, meta.exists(), notices)
 
     def _restore_remote_epochs(self) -> None:
-        """Bring the epochs back by which a broker finds what it has in remote storage."""
+        """Bring the epochs back, so that a broker finds what it has in remote storage."""
         starts = checkpoints.known_offsets(self.root)[0][layout.LOG_START_CHECKPOINT]
         for key, remote in read_remote_log_starts(self.root).items():
             directory = self.root / layout.partition_directory(*key)
@@ -385,7 +385,7 @@ class _Releasing:
 
 
 def _describe(directory: Path, topic: TopicState, state: PartitionState, now_ms: int) -> None:
-    """Write the files that a broker reads beside the segments of a partition, if they differ."""
+    """Write the files that a broker reads with the segments of a partition, if they differ."""
     _write_snapshot(directory, state, now_ms)
     if checkpoints.read_topic_id(directory) != topic.topic_id:
         content = checkpoints.partition_metadata(topic.topic_id)

@@ -81,7 +81,7 @@ class PartitionSnapshot(ABC):
         """Return the losses that have an offset of [start, end).
 
         A loss may have taken the marker of a transaction, which then holds back the last stable
-        offset. So a caller that wants all committed records asks up to the high watermark.
+        offset. A caller that wants all committed records therefore asks up to the high watermark.
         """
         return [loss for loss in self.lost if loss.start < end and loss.end > start]
 
@@ -100,7 +100,7 @@ class PartitionSnapshot(ABC):
         return layout.NO_TIMESTAMP
 
     def log_identity(self) -> LogIdentity | None:
-        """Return the identity by which later reads know the log; None without one."""
+        """Return the identity by which later reads know the log, or None."""
         return None
 
     def read(

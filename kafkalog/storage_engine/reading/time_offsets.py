@@ -3,8 +3,8 @@
 Times are epoch milliseconds, or one of Kafka's special values below. The search covers a partition
 as far as its readers see it. It begins at the log start and ends at the high watermark, or at the
 last stable offset if only committed records count. Like Kafka, it searches for *any* record. If its
-readers do not see that record yet, the answer is None, not a record beside it. Control records
-count too.
+readers do not see that record yet, the answer is None, and not a neighbouring record. Control
+records count too.
 
 The time index may choose where to look, unless an earlier batch is younger; only the records
 decide. A batch that the cleaner has emptied still has its largest timestamp.

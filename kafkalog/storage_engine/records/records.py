@@ -1,9 +1,9 @@
 """The records of batches as columns: decode to Arrow, encode from Arrow, rebuild batches.
 
-A *chunk* is a piece of a .log file. `scan_batches` finds its batches (a `BatchTable`), and
-`check_crcs` compares their checksums. `index_records` finds the records: a `RecordTable` has the
-place of each in an *arena*, which is the chunk or its decompressed record sections. `to_arrow`
-copies columns out.
+A *chunk* is a piece of a .log file. Its batches are found by `scan_batches` (a `BatchTable`), and
+their checksums compared by `check_crcs`. Then `index_records` finds the records: a `RecordTable`
+has the place of each in an *arena*, which is the chunk or its decompressed record sections. Columns
+are copied out by `to_arrow`.
 
 Invariants, checked on everything that is read:
 
@@ -12,9 +12,9 @@ Invariants, checked on everything that is read:
 - A batch holds as many records as its header says, and nothing after them.
 - Decompressed data stays below a limit, and is never written past it.
 
-No Python code runs per record. The functions that need pyarrow import it. `columns.py` has the
-Arrow side, `encoding.py` the way from Arrow to batches. `messages.py` reads messages v0 and v1,
-which have rows in these tables too.
+No Python code runs per record. The functions that need pyarrow import it. The Arrow side is in
+`columns.py`, and the way from Arrow to batches in `encoding.py`. Messages v0 and v1, which have
+rows in these tables too, are read in `messages.py`.
 
 Kafka: DefaultRecordBatch, DefaultRecord, MemoryRecordsBuilder.
 """
@@ -58,7 +58,7 @@ __all__ = [
 def scan_batches(buffer: Buffer, *, previous: int = -1) -> tuple[BatchTable, int, str | None]:
     """Return the complete batches, the position after the last, and the reason for the scan's end.
 
-    The reason is None if the buffer ends there or within a batch. Otherwise it says why the scan
+    If the buffer ends there or within a batch, the reason is None. Otherwise it says why the scan
     found no further batch. `previous` is the last known offset before the buffer. Does not compare
     checksums.
     """
@@ -140,9 +140,9 @@ def rebuild_batch(
     """Return a batch of the records `rows` (at least one) under the header of `batch`.
 
     The header comes from `table`, with its delete horizon and codec. If the rows come from several
-    batches, in offset order, the header must fit them all. `level` is the codec's, None for the
-    default; records above the decompression limit stay uncompressed. Raises InvalidInputError for
-    messages v0 and v1.
+    batches, in offset order, the header must fit them all. The codec's level is `level`, None for
+    the default; records above the decompression limit stay uncompressed. Raises InvalidInputError
+    for messages v0 and v1.
     """
     rows = np.ascontiguousarray(rows, dtype=np.int64)
     if table.has_messages:

@@ -5,16 +5,16 @@ here. Every base offset therefore follows from the batch before it, and readers 
 offset, a missing segment, or one truncated between two batches (`offset_chain`).
 
 A *gap* is a pair (from_offset, to_offset). No batch has an offset in [from, to). The next batch, or
-the next segment's base, or the end of the cleaned section is exactly `to`. (Listed sources that
-outlived an interrupted swap may begin within a cleaned segment's last gap.)
+the next segment's base, or the end of the cleaned section is exactly `to`. Listed sources that
+outlived an interrupted swap are an exception: they may begin within a cleaned segment's last gap.
 
 - `kl-gaps` has a *section* for every segment that the cleaner has written, identified by the
   segment's base offset and the size of its `.log`. The cleaner writes it once, before the swaps. It
   keeps the sections of the old files next to the new ones until the next cleaning, and a reader
   uses that of its open file. The replaced files get a section too. A base thus has a section for
   every file that may have its name, and a file of another size is damaged.
-- An empty section of base -1 or -2 has, as its size, the number of the journal's last record when
-  the cleaner wrote the file: before the swaps (-1), or after them (-2). It shows whether the
+- An empty section of base -1 or -2 has a number of the journal as its size: that of the last record
+  when the cleaner wrote the file, before the swaps (-1), or after them (-2). It shows whether the
   journal is of the same moment (`moment_fault`), which it need not be in a copy of a live log.
 - `kl-raw-gaps` lists the gaps of raw appends in one section, and is written before the commit. Gaps
   above the high watermark belong to a dead commit, and the next truncation removes them.
@@ -177,7 +177,7 @@ class GapFile:
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no such file."""
+        """Whether the file is missing."""
         return self._fd < 0
 
     def sections_of(self, base_offset: int) -> list[GapSection]:
@@ -332,8 +332,8 @@ def moment_fault(file: GapFile, number: int, swapped_at: int) -> tuple[str, str]
     """Return (expected, found) if `kl-gaps` is not of the journal's moment; None if it may be.
 
     `number` is that of the journal's last record, `swapped_at` that of the record before the last
-    swap. In a log that is read where it was written, the two always fit. In a copy that was made
-    meanwhile, the cleaner may have removed records in favour of ones that the copy lacks, or left
+    swap. In a log that is read where it was written, the two always fit. While a copy was made, the
+    cleaner may have removed records in favour of ones that the copy lacks. It may also have left
     obsolete ones that nobody looks for any more. Raises CorruptLogError for a damaged file.
     """
     finished = file.number(_FINISHED)

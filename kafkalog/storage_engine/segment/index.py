@@ -6,8 +6,8 @@ position confirms it (`locate.locate`). That of a time is not believed where an 
 younger (`segment_times`). A wrong file costs a longer scan, never a record.
 
 Kafka: OffsetIndex, TimeIndex. Unlike Kafka's, these classes keep no file open: a lookup opens the
-file, reads some twenty entries, and closes it. In an object store there is no file, and a function
-loads the entries.
+file, reads some twenty entries, and closes it. Instead of a file, an object store has a function
+that loads the entries.
 """
 
 from __future__ import annotations

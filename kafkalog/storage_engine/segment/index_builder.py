@@ -1,4 +1,4 @@
-"""The rule by which batches get index entries, and the entries of one segment as it is written.
+"""The rule that gives batches their index entries, and the entries of one segment as it is written.
 
 A batch gets an entry in the offset index when it begins more than `index.interval.bytes` after the
 batch of the entry before. The time index gets one with it, if the largest timestamp has grown since

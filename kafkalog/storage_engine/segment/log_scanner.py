@@ -150,9 +150,9 @@ class ScannedBatches:
 class LogScanner:
     """Iterate over the batches of an open `.log` file, once.
 
-    `position` is the byte after the last batch that was yielded, `next_offset` the offset after it.
-    `fault` says why the scan ended there; None at the limit. `kind` is the fault's kind; it is None
-    too if the caller has refused a batch.
+    The byte after the last batch that was yielded is `position`, and the offset after it
+    `next_offset`. If the scan ended before the limit, `fault` says why. Its kind is `kind`, or None
+    if the caller has refused a batch.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class LogScanner:
             del found
 
     def end_fault(self) -> CorruptBatchError:
-        """Return why the scan ended before the end of a file that is longer than its limit, too."""
+        """Return why the scan ended before the end of a file, even of one longer than its limit."""
         none = CorruptBatchError(self.path, self.position, "a record batch", "none")
         return self.fault or none
 
@@ -377,7 +377,7 @@ class LogScanner:
         return faults
 
     def _large(self, buffer: bytes, size: int) -> ScannedBatches | None:
-        """Return a batch of which `buffer` holds the start; hold all of it once it is sound."""
+        """Return a batch whose start is in `buffer`; hold all of it once it is sound."""
         header = read_header(buffer, 0, size) if len(buffer) >= layout.BATCH_OVERHEAD else None
         if header is None:
             self._meet(FaultKind.FRAME, f"{size} bytes whose last offset has more than 64 bits")

@@ -1,7 +1,7 @@
-"""Records of a partition that are gone, and the segments of which only the indexes are left.
+"""Records of a partition that are gone, and the segments that have only their indexes left.
 
-An empty `.log` in the middle of a log is as good as none if its indexes have entries. Kafka resizes
-the indexes of a segment of which a compaction leaves nothing.
+An empty `.log` in the middle of a log is as good as none if its indexes have entries. If a
+compaction leaves nothing of a segment, Kafka resizes its indexes.
 
 Kafka: LogSegment.changeFileSuffixes, LogLoader.loadSegmentFiles ("orphaned index file"),
 LogSegment.onBecomeInactiveSegment.

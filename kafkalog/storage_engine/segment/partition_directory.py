@@ -135,7 +135,7 @@ def create_partition(directory: Path, topic_id: str, base_offset: int = 0) -> No
 
 
 def note_recorded(directory: Path) -> None:
-    """Note that the journal names the partition's topic, so its records are no remains."""
+    """Note that the journal names the partition's topic, so its records aren't remains."""
     with files.ignoring():  # the commit has succeeded; the mark matters only before
         files.remove(directory / layout.UNRECORDED)
 

@@ -57,7 +57,7 @@ class SegmentTimes:
     """The position and the header of the last batch."""
 
     def position_since(self, source: ByteSource, timestamp: int) -> int:
-        """Return the position of the first batch that may have a record from then on.
+        """Return the position of the first batch that may have a record of that time or later.
 
         All batches before have only older records. It is `end` if no batch has such a record.
         """

@@ -6,13 +6,12 @@ names. A process may die between any two steps. The names of the files alone the
 are live:
 
 1. A `.swap` file whose base is at or above that of any `.cleaned` file is dead. The process died
-   before it had renamed all new segments, in descending order, so the sources are live. (A cleaner
-   that finds `.swap` files thus finishes them before it writes its first `.cleaned` file.)
-2. Otherwise the `.log.swap` files are live, and the files that they replace are not. These are the
-   files with final names whose base lies in what a `.log.swap` spans by our list of gaps. Without a
-   list, their base lies in [smallest base, largest next offset) of all `.log.swap` files.
-3. A `.swap` index whose `.log` has its final name already belongs to it.
-4. `.cleaned` and `.deleted` files are never live.
+before it had renamed all new segments, in descending order, so the sources are live. A cleaner that
+finds `.swap` files therefore finishes them before it writes its first `.cleaned` file. 2. Otherwise
+the `.log.swap` files are live, and the files that they replace are not. These are the files with
+final names whose base lies in what a `.log.swap` spans by our list of gaps. Without a list, their
+base lies in [smallest base, largest next offset) of all `.log.swap` files. 3. A `.swap` index whose
+`.log` has its final name already belongs to it. 4. `.cleaned` and `.deleted` files are never live.
 
 `list_segments` applies these rules in memory, `swaps.finish_swaps` on disk. They are the first
 three passes of Kafka's LogLoader, which knows no list; the renames are those of
@@ -263,7 +262,7 @@ def orphaned_indexes(directory: Path) -> dict[int, set[str]]:
     """Return the suffixes of the indexes whose `.log` is gone, by base offset.
 
     A `.log` is the first file of a segment that is created, and the first that a deletion or a swap
-    renames. An index beside a renamed one thus belongs to what a dead process was doing.
+    renames. An index next to a renamed one thus belongs to what a dead process was doing.
     """
     stages = _stages(directory)
     renamed = {

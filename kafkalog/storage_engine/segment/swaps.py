@@ -38,7 +38,7 @@ def finish_swaps(directory: Path) -> None:
 def swap_in(directory: Path, found: Mapping[int, Collection[str]]) -> None:
     """Give `.swap` files, by base offset and suffix, their final names; the caller syncs these.
 
-    Logs come first, durably. Beside a `.log.swap` every file of that base counts as replaced. If a
+    Logs come first, durably. Next to a `.log.swap` every file of that base counts as replaced. If a
     power cut lost only the log's new name, that would include new files, such as the list of
     aborted transactions.
     """

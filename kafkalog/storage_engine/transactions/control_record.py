@@ -33,9 +33,10 @@ _DECOMPRESSED_MAX = 1 << 20
 class ControlRecord:
     """The first record of a control batch.
 
-    `type` is the stored number (`layout.CONTROL_TYPES` has the names; others are of a later Kafka),
-    `version` that of the key. `coordinator_epoch` is -1 except in markers. `timestamp` is the
-    record's own in ms; None means the batch's largest, which it equals in every batch of Kafka's.
+    The stored number is `type` (`layout.CONTROL_TYPES` has the names; others are of a later Kafka),
+    and `version` is that of the key. Only markers have a `coordinator_epoch` other than -1. The
+    record's own time in ms is `timestamp`; None means the batch's largest, which it equals in every
+    batch of Kafka's.
     """
 
     type: int
@@ -104,7 +105,7 @@ def read_control_record(
 
 
 def _fault(key: bytes | None, value: bytes | None) -> tuple[str, str] | None:
-    """Return (expected, found) if this is no control record."""
+    """Return (expected, found) if this isn't a control record."""
     size = layout.CONTROL_KEY.size
     if key is None or len(key) < size:
         return f"a control record's key of at least {size} bytes", _sized(key)

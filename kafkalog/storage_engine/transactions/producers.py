@@ -8,8 +8,8 @@ which every transaction has ended.
 
 `Producers.append` replays one batch as a broker does when it loads a log or follows a leader:
 
-- It refuses no gap in the sequence numbers and no older epoch, because a broker has already
-  accepted the batch. `refusal` names the batches that even a replay refuses.
+- It accepts gaps in the sequence numbers and older epochs, because a broker has already accepted
+  the batch. Batches that even a replay refuses are named by `refusal`.
 - A data batch becomes its producer's last batch, even one that the cleaner has emptied and kept for
   this purpose. A batch with another epoch, older or newer, restarts the sequence.
 - The first transactional batch opens a transaction, and only a marker ends it.
@@ -43,8 +43,8 @@ class ProducerEntry:
     """One producer, with the fields of a snapshot's entry.
 
     `last_sequence`, `last_offset` and `offset_delta` (last offset minus base offset) describe its
-    last data batch. They are -1, -1 and 0 if its epoch has none. `timestamp` (ms) is that of its
-    last batch or marker. Kafka: ProducerStateEntry.
+    last data batch. If its epoch lacks them, they are -1, -1 and 0. The time of its last batch or
+    marker is `timestamp` (ms). Kafka: ProducerStateEntry.
     """
 
     producer_id: int
@@ -211,7 +211,7 @@ class Producers:
 
 
 def last_sequence(header: BatchHeader) -> int:
-    """Return the sequence number of a batch's last record, or -1 if it has none.
+    """Return the sequence number of a batch's last record, or -1 for a batch without.
 
     The number after 2147483647 is 0. Kafka: DefaultRecordBatch.lastSequence.
     """

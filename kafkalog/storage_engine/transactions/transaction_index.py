@@ -171,8 +171,8 @@ class IndexedTransactions:
         """Take a function that lists the files, as (base offset, path) ascending.
 
         `known` has the entries themselves and replaces the files. Entries whose marker is at or
-        above `end_offset` belong to a commit in flight or a dead one, and are omitted.
-        `check_topic` is called after files were read, and raises if they are another topic's.
+        above `end_offset` belong to a commit in flight or a dead one, and are omitted. After files
+        were read, `check_topic` is called, and raises if they are another topic's.
         """
         self._list_files = list_files
         self._end_offset = end_offset

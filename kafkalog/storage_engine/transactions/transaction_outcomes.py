@@ -68,10 +68,10 @@ class TransactionOutcomes:
     ) -> None:
         """Prepare a read; no file is opened before its first transaction.
 
-        `chunks_from` yields the chunks of the log from an offset up to the high watermark. `index`
-        has the entries of the `.txnindex` files, or is None if there are none. `identity` returns
-        the log's identity, or None if unknown. With `is_strict`, or without an index, damage before
-        a marker is raised.
+        The log from an offset up to the high watermark comes in chunks from `chunks_from`. The
+        entries of the `.txnindex` files are `index`; None if no file exists. A call of `identity`
+        returns the log's identity, or None if unknown. With `is_strict`, or without an index,
+        damage before a marker is raised.
         """
         self._chunks_from = chunks_from
         self._index = index

@@ -13,7 +13,7 @@ from kafkalog.storage_engine.transactions.producers import ProducerEntry
 
 @dataclass(frozen=True, slots=True)
 class CopiedRun:
-    """What follows the log of one partition, from its high watermark on."""
+    """Records that follow the log of one partition, from its high watermark on."""
 
     topic: str
     topic_id: str

@@ -71,7 +71,7 @@ class Producer:
     **A failed commit** is retried every second and at each `flush` and `close`, and is never
     written twice. Until it succeeds, the producer keeps all records and accepts no more: `send`,
     `flush`, `result` and `close` raise the commit's error. A topic that was deleted, or altered to
-    refuse sent records, causes such a failure too. `close` tries once (again, if the commit is in
+    refuse sent records, causes this failure too. A `close` tries once (again, if the commit is in
     doubt) and then gives up. A note on its error says how many records may not be written.
 
     `kafkalog writers` lists an open producer. A forked process needs its own producer, and a

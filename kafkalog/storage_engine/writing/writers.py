@@ -38,7 +38,7 @@ def forget_writer(
     """Forget the last batches of a writer, in one commit; return them by (id, target).
 
     `target` is a topic, or `*`; None means all its targets. `is_ended`: it never writes again.
-    Raises InvalidInputError, which names the known writers, if there is no such writer.
+    Raises InvalidInputError, which names the known writers, for an unknown writer.
     """
 
     def forget(change: LogChange) -> Mapping[tuple[str, str], WriterState]:

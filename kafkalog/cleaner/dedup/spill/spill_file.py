@@ -1,4 +1,4 @@
-"""A temporary file of numbers beside the log, for data that a cleaning cannot hold in memory.
+"""A temporary file of numbers in the log's directory, for what a cleaning can't hold in memory.
 
 Nothing is synced, because a cleaner that dies starts over. The next holder of the partition's
 cleaner lock removes its files, by their names `kl-spill-*`.

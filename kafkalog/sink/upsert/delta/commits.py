@@ -1,6 +1,6 @@
 """The commits of upserts in a Delta table's history.
 
-Each commit carries two things beside the rows:
+Each commit carries two things in addition to the rows:
 
 - Delta's transaction identifier `kafkalog`. Its version counts the upserts' commits. Delta skips a
   commit whose number the table has, and refuses it if another commit takes the number meanwhile. A
@@ -73,8 +73,8 @@ class UpsertCommit:
 def last_commit(spark: SparkSession, table: str) -> UpsertCommit:
     """Return the last commit of an upsert to a table, which is given as in SQL.
 
-    If the history has none, the result has no positions and no key, and the table's version as its
-    number. No commit that Delta has removed from the history has a higher number. Raises
+    If the history lacks them, the result has no positions and no key, and the table's version as
+    its number. No commit that Delta has removed from the history has a higher number. Raises
     StorageError for a commit of another build that cannot be read.
     """
     wanted = _ROWS_FIRST

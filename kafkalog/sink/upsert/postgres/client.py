@@ -118,6 +118,6 @@ def run(
 def one(
     connection: Connection, statement: Statement, values: Sequence[Any] | Mapping[str, Any] = ()
 ) -> Any:
-    """Return the first value of the first row of a query; None if there is no row."""
+    """Return the first value of the first row of a query, or None without a row."""
     row = run(connection, statement, values).fetchone()
     return None if row is None else row[0]

@@ -23,8 +23,8 @@ C = TypeVar("C", bound=_Connection)
 class IdleConnections(Generic[C]):
     """Connections to one server, in autocommit; each is used by one thread at a time.
 
-    A pickled copy has none. A forked process has none of its parent's, since both would read the
-    server's answers. They are closed with this object.
+    A pickled copy starts empty. A forked process gets none of its parent's, because both would read
+    the server's answers. They are closed with this object.
     """
 
     def __init__(self, connect: Callable[[str], C], conninfo: str) -> None:

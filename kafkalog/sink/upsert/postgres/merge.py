@@ -294,7 +294,7 @@ class Merge:
         return SQL("SELECT count(*) FROM ({}) AS latest WHERE NOT kl_deleted").format(latest)
 
     def _others(self, latest: Composed) -> Composed:
-        """Return the query that finds rows of which the table has other values, as texts."""
+        """Return the query that finds rows whose values differ from the table's, as texts."""
         from psycopg.sql import SQL
 
         same = SQL(" AND ").join(

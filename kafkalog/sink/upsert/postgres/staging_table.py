@@ -45,7 +45,7 @@ def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 @dataclass(frozen=True, slots=True)
 class StagingTable:
-    """A table with the columns of `UpsertRows`, and the attempt beside them."""
+    """A table with the columns of `UpsertRows`, and the attempt."""
 
     schema: str
     name: str

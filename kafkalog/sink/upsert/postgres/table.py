@@ -1,4 +1,4 @@
-"""The table in PostgreSQL that an upsert keeps, and the table of positions beside it."""
+"""The table in PostgreSQL that an upsert keeps, and its table of positions."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class PostgresTable:
         return SQL(", ").join(SQL(form).format(sql_name(name)) for name in self.keys)
 
     def oid(self, connection: Connection, name: str | None = None) -> int | None:
-        """Return the OID of the table, or of `name` beside it; None if it is missing."""
+        """Return the OID of the table, or of `name` in its schema; None if it is missing."""
         found: int | None = one(
             connection,
             "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -331,7 +331,7 @@ class PostgresTable:
             self._check_policies(connection, name)
 
     def _check_policies(self, connection: Connection, name: str) -> None:
-        """Refuse a table beside this one if row-level security may hide rows of it.
+        """Refuse a table in this one's schema if row-level security may hide rows of it.
 
         A policy that lets the role do everything, without restrictive ones, hides none.
         """

@@ -1,4 +1,4 @@
-"""The unique indexes of a PostgreSQL table beside its key, and whose values the rows get."""
+"""The unique indexes of a PostgreSQL table other than its key, and whose values the rows get."""
 
 from __future__ import annotations
 

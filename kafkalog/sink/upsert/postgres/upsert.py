@@ -92,9 +92,10 @@ class PostgresUpsert(Upsert):
         log.writeStream.foreachBatch(PostgresUpsert("dbname=shop", "stock",
             key_type="string", schema="count int, name string")).start()
 
-    A missing table is created with these types: binary bytea, string text, byte and short smallint,
-    int integer, long bigint, float real, double double precision, boolean, date, decimal numeric,
-    timestamp `timestamp with time zone`, nested types jsonb, anything else text as Spark casts it.
+    A missing table is created with these types. Binary becomes bytea, string text, byte and short
+    smallint, int integer, long bigint, float real, double double precision. Boolean, date and
+    decimal (numeric) stay. A timestamp becomes `timestamp with time zone`, a nested type jsonb,
+    anything else text as Spark casts it.
 
     An existing table must have these columns, in any type that PostgreSQL reads from their text. It
     needs a primary key or unique constraint on exactly those of the key. Further columns need
@@ -108,8 +109,8 @@ class PostgresUpsert(Upsert):
     progress of a view.
 
     The table `kafkalog_positions` in the same schema stores positions in the same transaction. A
-    position belongs to that very table: one that was created again or restored from a dump has
-    none. Rows restored one by one are not noticed. Two upserts to one table take turns. Rows are
+    position belongs to that very table: one that was created again or restored from a dump starts
+    without. Rows restored one by one are not noticed. Two upserts to one table take turns. Rows are
     staged in unlogged tables `kafkalog_staging_...`; a later start removes those of dead drivers.
 
     Raises InvalidInputError for a row or a table that does not fit, CommitConflictError for an
@@ -285,7 +286,7 @@ class PostgresUpsert(Upsert):
         """Return the records that the table refuses; raise InvalidInputError for the first one.
 
         It is raised unless such records are left out, or if no record of the micro-batch is it. If
-        a trigger skips rows, and each alone is as the table has it, there are none.
+        a trigger skips rows, and each alone is as the table has it, the result is empty.
         """
         try:
             with closing(merge.misfits(connection, is_replacing=batch.is_replacing)) as misfits:

@@ -316,7 +316,7 @@ class SQLiteMerge:
     def _execute(self, step: _Step, first: int, last: int) -> None:
         """Run a statement on a piece of the rows; do nothing if SQLite refuses one of them.
 
-        A trigger may change a key, or skip a row, without an error: the row would be lost or stay
+        A trigger may change a key, or skip a row, without an error. The row would be lost or stay
         old, and a later tombstone would not find it.
         """
         rows = (first, last)

@@ -1,4 +1,4 @@
-"""The rows of a micro-batch on their way into SQLite: a file beside the database.
+"""The rows of a micro-batch before SQLite has them: a file in the database's directory.
 
 ADBC fills it from Arrow columns, with no Python per row. Python's `sqlite3` then merges it into the
 table, in SQL.

@@ -1,4 +1,4 @@
-"""The unique indexes of an SQLite table beside its key, and whose values the staged rows get."""
+"""The unique indexes of an SQLite table, its key aside, and whose values the staged rows get."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def _written(sql: str) -> tuple[list[str], str]:
 class StagedValues:
     """The values that staged rows get, and the rows of the table that have them.
 
-    `source` and `only` say which staged rows, named `mine`, are to be stored. If `is_emptied`, the
-    table has no rows any more, and columns that the upsert does not write are not known.
+    `source` and `only` say which staged rows, named `mine`, are stored. If `is_emptied`, the table
+    has no rows any more, and columns that the upsert does not write are not known.
     """
 
     def __init__(self, table: SQLiteTable, source: str, only: str, *, is_emptied: bool) -> None:

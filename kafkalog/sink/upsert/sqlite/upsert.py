@@ -75,7 +75,7 @@ class SQLiteUpsert(Upsert):
     With `on_bad_record` other than "fail", all records of a micro-batch pass through the driver,
     not only the latest per key. Dead letters are written while the file is locked.
 
-    The rows of a micro-batch wait in a staging file beside the database, which takes as much room
+    The rows of a micro-batch wait in a staging file next to the database, which takes as much room
     as they do. ADBC writes that file: the extra `sqlite`. Only Python's `sqlite3` opens the
     database, so you may read it with `sqlite3` in the same process.
 
@@ -182,8 +182,8 @@ class SQLiteUpsert(Upsert):
         """Apply driver batches in one transaction; return False if the table has them already.
 
         The rows are those of `UpsertRows`: the latest of each key, or all if bad records are left
-        out. `kinds` are the SQLite types of the columns `names`; those of `instants` have the text
-        of instants. `df` has the records, for those that are refused and left out.
+        out. The SQLite types of the columns `names` are `kinds`; those of `instants` have the text
+        of instants. The records themselves are in `df`, for those that are refused and left out.
         """
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0

@@ -73,6 +73,13 @@ class Why(Enum):
     TOMBSTONES = auto()  # wait for their delete horizon
 
 
+WHAT_FOR: Final = {
+    Why.ABOVE_RATIO: "the dirty ratio was above min.cleanable.dirty.ratio",
+    Why.MAX_LAG: "max.compaction.lag.ms had passed",
+    Why.HORIZON: "a delete horizon had come",
+    Why.HORIZON_UNKNOWN: "a delete horizon may have come",
+}
+"""Why a cleaning was made, in words for a log message."""
 OBSTACLES: Final = frozenset(
     {Why.COPY, Why.BROKERS, Why.POLICY, Why.CLEANING, Why.PAUSED, Why.UNCLEANABLE}
     | {Why.TRANSACTION, Why.MIN_LAG, Why.PIN}

@@ -4,6 +4,8 @@ It works like kafkalog.open(path, cleaner=True) in another program: it cleans wh
 filthiest partition first, and applies retention. Several cleaners may run on one log. A signal
 aborts a running cleaning without harm; the exit status is 0.
 
+--check starts none. It is what a container's probes and a script ask.
+
 --config takes Kafka's settings, as in log.cleaner.threads=2. With kafkalog.cleaner.spill=false and
 kafkalog.cleaner.merge.batches=false it cleans exactly as Kafka does.
 """
@@ -17,9 +19,10 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from kafkalog.cli.app.arguments import path_argument
-from kafkalog.cli.app.opened import open_writable
+from kafkalog.cli.app.opened import open_readable, open_writable
 from kafkalog.cli.app.stop_signals import stop_signals
 from kafkalog.cli.terminal.config_text import configs
+from kafkalog.cli.terminal.log_lines import print_details
 from kafkalog.cli.terminal.output import counted, note
 
 if TYPE_CHECKING:
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 EXAMPLES: Final = (
     "kafkalog cleaner /data/shop",
     "kafkalog cleaner /data/shop --threads 2 --config log.cleaner.io.max.bytes.per.second=5e7",
-    "kafkalog cleaner /data/shop --metrics-port 9308",
+    "kafkalog cleaner /data/shop --metrics-port 9308 --verbose",
 )
 _METRICS_ADDRESS: Final = "127.0.0.1"
 
@@ -65,6 +68,10 @@ _METRICS_ADDRESS: Final = "127.0.0.1"
     show_default=_METRICS_ADDRESS,
     help="The address that serves the metrics; 0.0.0.0 for all.",
 )
+@click.option(
+    "--check", is_flag=True, help="Only exit: with 0 if a cleaner runs on the log, else with 1."
+)
+@click.option("--verbose", "-v", is_flag=True, help="A line for each cleaning: why, and what went.")
 def command(
     path: str,
     threads: int | None,
@@ -72,6 +79,8 @@ def command(
     config: tuple[str, ...],
     metrics_port: int | None,
     metrics_address: str | None,
+    check: bool,
+    verbose: bool,
 ) -> None:
     """Clean until a signal ends it."""
     from kafkalog.cleaner.config import CleanerConfig
@@ -79,6 +88,9 @@ def command(
     from kafkalog.cleaner.shelves import shelf_of
     from kafkalog.errors import InvalidInputError
 
+    if check:
+        _check(path)
+        return
     given = configs(config)
     _add(given, "log.cleaner.threads", "--threads", threads)
     _add(given, "log.cleaner.backoff.ms", "--backoff-ms", backoff_ms)
@@ -93,6 +105,8 @@ def command(
         raise InvalidInputError("--metrics-address: expected an address, 0.0.0.0 for all")
     log = open_writable(path)
     shelf_of(log).check_cleanable()
+    if verbose:
+        print_details()
     with stop_signals() as stop, log:
         cleaner = CleanerThread(log, settings)
         with _metrics(log, cleaner, metrics_port, metrics_address or _METRICS_ADDRESS):
@@ -108,6 +122,23 @@ def command(
         f" {counted(cleaner.records_removed, 'record')} and "
         f"{counted(cleaner.bytes_removed, 'byte')}, {counted(cleaner.failures, 'failure')}"
     )
+
+
+def _check(path: str) -> None:
+    """Raise KafkaLogError unless a cleaner is known to run on a log."""
+    from kafkalog.cleaner.shelves import moment_of
+    from kafkalog.errors import KafkaLogError
+    from kafkalog.storage_engine.fs import clock
+
+    with open_readable(path) as log:
+        is_running = moment_of(log, clock.now_ms()).is_cleaner_running
+        if is_running is None:
+            raise KafkaLogError(
+                f"{log.root}: nothing tells whether a cleaner runs (expected a directory with "
+                "locks). Ask its metrics."
+            )
+        if not is_running:
+            raise KafkaLogError(f"{log.root}: no cleaner runs. Start `kafkalog cleaner {path}`.")
 
 
 def _add(given: dict[str, str], name: str, option: str, value: int | None) -> None:

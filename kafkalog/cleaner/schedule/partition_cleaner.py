@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from kafkalog.cleaner.config import CleanerConfig
-from kafkalog.cleaner.plan import may_be_tried, valid_first_dirty_offset
+from kafkalog.cleaner.plan import WHAT_FOR, may_be_tried, valid_first_dirty_offset
 from kafkalog.cleaner.rewrite.round import clean_round
 from kafkalog.cleaner.schedule.throttle import Throttler, bytes_moved
 from kafkalog.cleaner.shelf import CleaningAborted, LostRaceError, RoundOrder
@@ -26,6 +26,7 @@ from kafkalog.errors import KafkaLogError, LockedByBrokerError
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
+    from kafkalog.cleaner.plan import Plan
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
     from kafkalog.cleaner.shelf import Shelf
 
@@ -96,6 +97,8 @@ class PartitionCleaner:
         finally:
             pace.count()
         pace.note_time()
+        if stats.rounds and not stats.error:
+            pace.tell()
         return stats if stats.rounds or stats.error else None
 
     def _clean(self, pace: _Pace, topic_id: str, *, force: bool, until_clean: bool) -> None:
@@ -142,8 +145,11 @@ class PartitionCleaner:
                     continue
                 if work is None and not force and not stats.rounds and not is_retry:
                     return  # another cleaner was quicker
-                if work is not None and not stats.compaction_delay_ms:
-                    stats.compaction_delay_ms = work.plan.compaction_delay_ms
+                if work is not None:
+                    pace.what_for = pace.what_for or _what_for(work.plan, is_forced=force)
+                    stats.compaction_delay_ms = (
+                        stats.compaction_delay_ms or work.plan.compaction_delay_ms
+                    )
                 if work is None or not until_clean or stats.end_offset >= work.plan.end:
                     break
             turn.end(order)
@@ -183,6 +189,10 @@ class PartitionCleaner:
         return reason
 
 
+def _what_for(plan: Plan, *, is_forced: bool) -> str:
+    return "it was forced" if is_forced or not plan.due else WHAT_FOR[plan.due[0]]
+
+
 @dataclass(slots=True)
 class _Pace:
     """With every chunk: abort if asked to, report progress, and keep the rate."""
@@ -193,6 +203,24 @@ class _Pace:
     counted: int = 0
     is_marking: bool = False
     """Whether a fault is to be noted in the partition's mark."""
+    what_for: str = ""
+    """Why the first round was made."""
+
+    def tell(self) -> None:
+        stats = self.stats
+        _log.info(
+            "%s-%d: cleaned offsets %d to %d, because %s: records removed: %d, bytes removed: %d, "
+            "bytes written: %d, seconds: %.2f",
+            stats.topic,
+            stats.partition,
+            stats.start_offset,
+            stats.end_offset - 1,
+            self.what_for,
+            stats.records_removed,
+            stats.bytes_removed,
+            stats.bytes_written,
+            stats.elapsed_ms / 1e3,
+        )
 
     def check(self) -> None:
         self._abort_if_asked()

@@ -31,11 +31,13 @@ class LogLines(logging.Handler):
         """Whether the verb has reported a fault."""
 
     def __enter__(self) -> LogLines:
+        self._level = logging.getLogger(_ROOT).level
         logging.getLogger(_ROOT).addHandler(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger(_ROOT).removeHandler(self)
+        logging.getLogger(_ROOT).setLevel(self._level)
         told = [_subject(record) for record in self._held if record.name == _CLEANER]
         for record in self._held:
             is_told = record.name != _RETENTION or _subject(record) in told
@@ -49,6 +51,15 @@ class LogLines(logging.Handler):
             self._held.append(record)
         else:
             _print(record)
+
+
+def print_details() -> None:
+    """Let the verb at work print messages of level INFO too."""
+    logger = logging.getLogger(_ROOT)
+    logger.setLevel(logging.INFO)
+    for handler in logger.handlers:
+        if isinstance(handler, LogLines):
+            handler.setLevel(logging.INFO)
 
 
 def _subject(record: logging.LogRecord) -> tuple[Any, ...]:

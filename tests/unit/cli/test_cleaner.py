@@ -314,3 +314,36 @@ def test_what_was_passed_over_is_told(root: Path, kafkalog: Command) -> None:
         result = kafkalog("clean", root, "t", "--force")
     assert result.status == 1
     assert "t-0 was skipped: cleaning is paused by another process" in result.err
+
+
+def test_a_verbose_cleaner_says_of_each_cleaning_why_it_was_made_and_what_went(root: Path) -> None:
+    with cleaner(root, "--verbose") as running:
+        until_clean(root)
+        running.send_signal(signal.SIGTERM)
+        _, told = running.communicate(timeout=60)
+    assert re.search(
+        r"kafkalog: t-0: cleaned offsets 0 to \d+, because the dirty ratio was above "
+        r"min.cleanable.dirty.ratio: records removed: \d+, bytes removed: \d+, "
+        r"bytes written: \d+, seconds: \d+\.\d\d\n",
+        told,
+    )
+
+
+def test_a_check_tells_whether_a_cleaner_runs(root: Path, kafkalog: Command) -> None:
+    refused = kafkalog("cleaner", root, "--check")
+    assert (refused.status, refused.err) == (
+        1,
+        f"kafkalog: {root}: no cleaner runs. Start `kafkalog cleaner {root}`.\n",
+    )
+    with cleaner(root):
+        until_clean(root)
+        checked = kafkalog("cleaner", root, "--check")
+        assert (checked.status, checked.out, checked.err) == (0, "", "")
+
+
+def test_nothing_tells_whether_a_cleaner_runs_on_a_store(kafkalog: Command) -> None:
+    url = "memory://checked/log"
+    library.open(url).close()
+    refused = kafkalog("cleaner", url, "--check")
+    assert refused.status == 1
+    assert "nothing tells whether a cleaner runs" in refused.err

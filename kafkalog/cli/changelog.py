@@ -80,6 +80,28 @@ class Changelog:
                 found[number] = first.offset
         return found
 
+    def last(self, count: int, state: State) -> dict[int, int]:
+        """Return the offset of each partition's record with so many from it to the end."""
+        firsts, ends = self.beginnings(state), self.ends(state)
+        return {
+            number: self._last(number, count, firsts[number], end) for number, end in ends.items()
+        }
+
+    def _last(self, number: int, count: int, first: int, end: int) -> int:
+        span = count
+        while True:  # a compacted partition has fewer records than offsets
+            start = max(first, end - span)
+            level = self.isolation_level
+            found = self.log.read(
+                self.topic, number, start, end, columns=["offset"], isolation_level=level
+            )
+            offsets = [offset for batch in found for offset in batch["offset"].to_pylist()]
+            if len(offsets) >= count:
+                return int(offsets[-count])
+            if start == first:
+                return first
+            span *= 8
+
     def latest(self, number: int, key: bytes) -> Iterator[pa.RecordBatch]:
         """Yield the latest record of a key in a partition; nothing for a tombstone or no record."""
         from kafkalog.cleaner.key_index.key_lookup import KeyLookup
@@ -162,6 +184,8 @@ class Beginning:
     since_ms: int | None
     start: int | None
     """An offset, or the negative of how many offsets are left to the end."""
+    records: int | None = None
+    """How many records are left to the end of each partition."""
 
     @classmethod
     def of(cls, *, from_beginning: bool, from_time: str | None, start: int | None) -> Self:
@@ -181,6 +205,8 @@ class Beginning:
 
     def offsets(self, changelog: Changelog, state: State, *, at_end: bool) -> dict[int, int]:
         """Return each partition's start; without options its end (`at_end`) or its first record."""
+        if self.records is not None:
+            return changelog.last(self.records, state)
         if self.start is not None and self.start < 0:
             first, ends = changelog.beginnings(state), changelog.ends(state)
             return {n: max(first[n], end + self.start) for n, end in ends.items()}

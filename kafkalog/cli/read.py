@@ -115,9 +115,12 @@ def command(
     json: bool = False,
     raw: bool = False,
     encoding: Encoding = Encoding.UTF8,
+    last: int | None = None,
 ) -> None:
-    """Print the records."""
+    """Print the records; of each partition the `last` ones, if `tail` says how many."""
     beginning = Beginning.of(from_beginning=from_beginning, from_time=from_time, start=start)
+    if last is not None:
+        beginning = Beginning((), None, None, last)
     is_committed = isolation_level is IsolationLevel.READ_COMMITTED
     if latest and (beginning.options or end is not None or follow or not is_committed):
         raise InvalidInputError(

@@ -1,6 +1,6 @@
 """Prints the last records of each partition, and with -f those that follow, until Ctrl-C.
 
-It counts offsets, as `read --start -N` does. A compacted topic may have fewer records at them.
+It counts records, where `read --start -N` counts offsets: a compacted topic has fewer of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXAMPLES: Final = (
     type=click.IntRange(min=0),
     default=10,
     metavar="N",
-    help="Offsets per partition.",
+    help="Records per partition.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Wait for new records until Ctrl-C.")
 @click.option("--partition", type=click.IntRange(min=0), metavar="N", help="All by default.")
@@ -56,7 +56,7 @@ def command(
         path,
         topic,
         partition=partition,
-        start=-lines if lines else None,
+        last=lines or None,
         follow=follow,
         format=format,
         json=json,

@@ -100,6 +100,22 @@ def test_tail_prints_the_last_records(kafkalog: Command, root: Path) -> None:
     assert kafkalog("tail", root, "t", "-n", "1", "--format", r"%o\n").lines == ["6", "5"]
 
 
+def test_tail_counts_records_where_a_cleaning_has_left_gaps(kafkalog: Command, root: Path) -> None:
+    with library.open(root) as log:
+        log.alter_topic("t", {"cleanup.policy": "compact"})
+        log.append("t", [("only", str(number)) for number in range(20)])
+        log.clean("t", force=True)
+        kept = {
+            number: [row["offset"] for batch in log.read("t", number) for row in batch.to_pylist()]
+            for number in log.offsets("t")
+        }
+    for count in (1, 2, 3, 50):
+        shown = kafkalog("tail", root, "t", "-n", count, "--json").json
+        for number, offsets in kept.items():
+            found = [row["offset"] for row in shown if row["partition"] == number]
+            assert found == offsets[-count:]
+
+
 def test_records_before_an_offset_are_deleted(kafkalog: Command, root: Path) -> None:
     (row,) = kafkalog("delete-records", root, "t", "--partition", 0, "--before", 3, "--json").json
     assert row == {"topic": "t", "partition": 0, "logStartOffset": 3}

@@ -534,6 +534,17 @@ def test_a_status_loads_no_numpy() -> None:
     assert loaded_by(["kafkalog.cleaner.report.status"], ["numpy"]) == []
 
 
+def test_the_view_of_a_directory_loads_nothing_of_a_store() -> None:
+    modules = ["kafkalog.cleaner.shelves", "kafkalog.cleaner.directory.directory_moment"]
+    store = ["kafkalog.storage_engine.object_store.object_log", "kafkalog.cleaner.objects"]
+    assert loaded_by([*modules, "kafkalog.cli.status_rows"], store) == []
+
+
+def test_the_checksum_comes_without_the_packages_metadata() -> None:
+    """Email, zipfile and csv are a third of what a fresh worker would import."""
+    assert loaded_by(["kafkalog.storage_engine.format.checksum"], ["email", "zipfile", "csv"]) == []
+
+
 def test_dir_shows_what_a_user_may_use_and_nothing_else() -> None:
     import kafkalog
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 from kafkalog.errors import CorruptLogError, LockedByBrokerError, LogMovedError, StorageError
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.directory import commit, retention, topic_deletion
-from kafkalog.storage_engine.directory.neglect import neglect
 from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
@@ -148,6 +147,8 @@ class DirectoryLog(ReadableDirectory, Log):
 
     def neglect(self, topic: str, now_ms: int) -> str | None:
         """Say that closed segments have been dirty for long, and that nobody cleans them."""
+        from kafkalog.storage_engine.directory.neglect import neglect
+
         return neglect(self, topic, now_ms)
 
     def delete_records(

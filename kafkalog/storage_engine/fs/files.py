@@ -505,7 +505,7 @@ def all_at_once(syncs: Sequence[Callable[[], None]], *, at_least: int | None = N
 def _helpers() -> ThreadPoolExecutor:
     """Return the threads that help to sync; they are kept, because making them costs a commit more.
 
-    A commit of 12 partitions took twice the processor time with threads of its own.
+    A commit of 12 partitions took almost twice the processor time with threads of its own.
     """
     from concurrent.futures import ThreadPoolExecutor
 

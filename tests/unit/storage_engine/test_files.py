@@ -441,6 +441,30 @@ def test_few_syncs_are_done_in_their_order() -> None:
     assert done == [*range(7)]
 
 
+def syncing_threads(count: int) -> set[int]:
+    """Return the threads of so many syncs, all of which are under way at the same time."""
+    gate, found = threading.Barrier(count), list[int]()
+
+    def sync() -> None:
+        gate.wait(120)
+        found.append(threading.get_ident())
+
+    files.all_at_once([sync] * count)
+    return {*found}
+
+
+def test_the_threads_that_sync_are_kept() -> None:
+    assert syncing_threads(8) & syncing_threads(8) > {threading.get_ident()}
+
+
+def test_a_forked_child_syncs_side_by_side_in_threads_of_its_own() -> None:
+    syncing_threads(8)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if len(syncing_threads(8)) == 8 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("threads", [0, 1, 5])
 def test_each_sync_is_done_once_where_threads_run_out(
     monkeypatch: pytest.MonkeyPatch, threads: int

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import LockedByBrokerError
+from kafkalog.errors import LockedByBrokerError, StorageError
 from kafkalog.storage_engine.directory import kept_appenders
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem, Place
+from kafkalog.storage_engine.metadata import checkpoints
 from tests.builders.log_contents import index_entries
 
 NOW_MS = 1_700_000_000_000
@@ -148,6 +149,16 @@ def test_a_known_partition_that_a_broker_has_loaded_is_not_written_to(engine: Di
     append(engine, 1)
     (engine.root / "t-0" / layout.CANARY).unlink()
     with pytest.raises(LockedByBrokerError, match="a Kafka broker has loaded this partition"):
+        append(engine, 2)
+
+
+def test_a_known_partition_that_is_now_of_another_topic_is_not_written_to(
+    engine: DirectoryLog,
+) -> None:
+    append(engine, 1)
+    metadata = engine.root / "t-0" / layout.PARTITION_METADATA
+    metadata.write_bytes(checkpoints.partition_metadata("AAAAAAAAAAAAAAAAAAAAAA"))
+    with pytest.raises(StorageError, match="is of another topic"):
         append(engine, 2)
 
 

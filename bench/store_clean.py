@@ -7,7 +7,8 @@ Records of 100 bytes whose keys are overwritten (bench/overwritten.py), in a log
 have 64 MiB on both sides. A process for each side does nothing but clean, with a buffer of 128 MiB,
 and takes its turn on a copy of the log. The store's log is regrouped before: a directory has
 segments from the start. How long that took is told. What is left must be the same, record by
-record: offset, key and value.
+record: offset, key and value. A client that only downloads into files what a cleaning reads, and
+uploads what it writes, has a CPU time too, which is told: no cleaning in a store can do without.
 
 With --keys, that many distinct keys are cleaned once in a buffer of 16 MiB, beside the limit of
 bench/dedup.py. The memory is that of the cleaning process, without the server's.
@@ -33,6 +34,7 @@ from bench.overwritten import TOPIC, Int64s
 from bench.stored import BUCKET, StoreServer, fault, make_secret, options_at, url_of
 from kafkalog.cleaner.objects import upkeep
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.log.log import Log
 from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
@@ -158,10 +160,37 @@ def compare(ours: Side, peer: Side, numbers: Int64s, rounds: int, *, as_json: bo
             MB_of_log=round(ours.found[-1].bytes_read / 1e6),
             our_CPU_s=min(round(took.cpu_seconds, 2) for took in ours.found),
             its_CPU_s=min(round(took.cpu_seconds, 2) for took in peer.found),
+            a_bare_clients_CPU_s=round(min(bare_client_s(ours) for _ in range(rounds)), 2),
             regroup_before_s=round(regroup_s, 2),
         ),
         as_json=as_json,
     )
+
+
+def bare_client_s(side: Side) -> float:
+    """Move the bytes of a cleaning, those of the log and of its copy; return the CPU seconds."""
+    with (
+        side.opened("large") as before,
+        side.opened("copy") as after,
+        tempfile.TemporaryDirectory(prefix="kafkalog-bench-") as scratch,
+    ):
+        assert isinstance(before, ObjectLog)
+        assert isinstance(after, ObjectLog)
+        sizes = {name: each.size for name, each in before.store_state().objects.items()}
+        outputs = [after.client.get(name) for name in after.store_state().objects]
+        spent = time.process_time()
+        for name, size in sizes.items():
+            with files.closing(files.open_empty(Path(scratch) / "object")) as fd:
+                files.preallocate(fd, size)
+                position = 0
+                for piece in before.client.pieces(name, size):
+                    files.write_at(fd, piece, position)
+                    position += len(piece)
+            files.remove(Path(scratch) / "object")
+        for number, output in enumerate(outputs):
+            assert output is not None
+            after.client.put_unique(f"bare/{number}", output.data)
+        return time.process_time() - spent
 
 
 def regrouped(side: Side, name: str) -> float:

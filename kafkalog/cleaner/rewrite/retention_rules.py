@@ -130,9 +130,10 @@ class RetentionRules:
             counts = np.bincount(records.batch_index[gone], minlength=len(table))
             kept -= counts
             tombstones -= counts
-        is_ended = ~keep & ~np.asarray(obsolete, dtype=np.bool_) & (records.value_sizes < 0)
-        is_ended &= (records.key_sizes >= 0) & ~is_control[records.batch_index]
-        ends = records.offsets[is_ended] + 1
+        nulls = np.flatnonzero(records.value_sizes < 0)  # in most logs there are few
+        is_ended = ~keep[nulls] & ~np.asarray(obsolete, dtype=np.bool_)[nulls]
+        is_ended &= (records.key_sizes[nulls] >= 0) & ~is_control[records.batch_index[nulls]]
+        ends = records.offsets[nulls[is_ended]] + 1
         self.stats.deletions_gone_to = int(ends.max(initial=self.stats.deletions_gone_to))
         # Tombstones, and markers whose data is gone, wait for a horizon.
         waits = (tombstones > 0) | (is_control & seen.can_discard[place] & (kept > 0))

@@ -931,3 +931,17 @@ def test_a_missing_object_of_one_topic_keeps_no_other_from_being_cleaned(
     done = manager.clean(log, force=True, now_ms=NOW_MS)
     assert {each.topic: each.error is None for each in done}["t"]
     assert sum(each.records_removed for each in done if each.topic == "t") == 15
+
+
+def test_a_file_that_nobody_reads_any_more_goes_and_its_name_is_fetched_anew(
+    log: ObjectLog, tmp_path: Path
+) -> None:
+    for name in ("one", "other"):
+        log.client.put_unique(name, name.encode())
+    with contextlib.closing(
+        FetchedObjects(log.client, tmp_path, {"one": 3, "other": 5})
+    ) as objects:
+        assert [objects.read(name, 9, 0) for name in ("one", "other")] == [b"one", b"other"]
+        objects.forget(["one", "never read"])
+        eventually(lambda: len([*tmp_path.iterdir()]) == 1)
+        assert [objects.read(name, 9, 0) for name in ("one", "other")] == [b"one", b"other"]

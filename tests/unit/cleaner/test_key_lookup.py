@@ -305,3 +305,25 @@ def check(log: KafkaLog, table: dict[str, str | None]) -> int:
             assert value(lookup.get(key)) == expected
         assert lookup.get("nobody") is None
         return lookup.scanned_bytes
+
+
+def test_records_that_a_restored_backup_replaced_are_read_again(
+    log: KafkaLog, tmp_path: Path
+) -> None:
+    put(log, ("a", "1"))
+    log.close()
+    backup = shutil.copytree(log.root, tmp_path / "backup")
+    with kafkalog.open(log.root) as opened:
+        for pair in (("a", "2"), ("b", "2")):
+            put(opened, pair)
+        lookup = KeyLookup(directory_log_of(opened), "t")
+        for _ in range(3):
+            assert [value(lookup.get(key)) for key in "abc"] == ["2", "2", None]
+    for path in sorted(each for each in backup.rglob("*") if each.is_file()):
+        restored = log.root / path.relative_to(backup)
+        restored.write_bytes(path.read_bytes())  # the file keeps its inode
+    with kafkalog.open(log.root) as opened, lookup:
+        for pair in (("c", "3"), ("b", "3"), ("d", "4")):
+            put(opened, pair)
+        lookup._store = directory_log_of(opened)
+        assert [value(lookup.get(key)) for key in "abc"] == ["1", "3", "3"]

@@ -105,9 +105,9 @@ def group_offsets(
     """Return where a group stopped: `{topic: {partition: offset of the next record}}`.
 
     Written as JSON, it fits Spark's `startingOffsets`. If the group has no position in a partition
-    of such a topic, the partition gets -2, the earliest offset: no record is missed. As `path`,
-    give a broker's directory or a list of those of one broker, an adopted log, or a log with a copy
-    of `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
+    of such a topic, the partition gets -2, the earliest offset: no record is missed. The `path` is
+    a broker's directory or a list of those of one broker, an adopted log, or a log with a copy of
+    `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
     counts once the transaction is committed. Raises UnknownGroupError, and InvalidInputError for a
     share group, whose members acknowledge single records. Raises CorruptLogError or StorageError if
     a position of the group cannot be read. Kafka: Admin.listConsumerGroupOffsets.

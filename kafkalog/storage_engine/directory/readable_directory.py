@@ -43,8 +43,8 @@ class ReadableDirectory(ReadableLog):
     """One process's access to a log directory; a context manager.
 
     `read_only` never writes a byte. A broker's log directory is only read, as is a copy of its
-    partitions. All those of one broker may be given, as a list, or their paths with commas between
-    them. Raises InvalidInputError for a path that is a file, or lacks a log and may not get one.
+    partitions. For all those of one broker, give a list, or their paths with commas between them.
+    Raises InvalidInputError for a path that is a file, or lacks a log and may not get one.
     """
 
     def __init__(

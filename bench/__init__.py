@@ -1,4 +1,4 @@
-"""Benchmarks: one program per claim, beside a peer that it starts itself, in one run.
+"""Benchmarks: one program per claim, next to a peer that it starts itself, in one run.
 
 Ours and the peer take turns, round by round, so that a slow moment of the machine meets both; a
 claim is the two medians and the median of the rounds' ratios. `python -m bench.NAME` prints it as

@@ -1,4 +1,4 @@
-"""Cleaning a log, beside Kafka's own cleaner on the same segments: time, rounds, memory, keys.
+"""Cleaning a log, next to Kafka's own cleaner on the same segments: time, rounds, memory, keys.
 
     python -m bench.clean [--json] [--quick] [--path DIR] [--rounds N]
 

@@ -1,4 +1,4 @@
-"""Decoding and encoding of record batches, beside aiokafka's compiled codec.
+"""Decoding and encoding of record batches, next to aiokafka's compiled codec.
 
     python -m bench.codec [--json] [--quick]
 

@@ -1,4 +1,4 @@
-"""The first micro-batch of a query in a new process, beside an empty source in Python.
+"""The first micro-batch of a query in a new process, next to an empty source in Python.
 
     python -m bench.cold_start [--json] [--quick] [--path DIR] [--rounds N]
 

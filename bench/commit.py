@@ -1,4 +1,4 @@
-"""The time of a small synced append, beside the bare syncs that it needs.
+"""The time of a small synced append, next to the bare syncs that it needs.
 
     python -m bench.commit [--json] [--quick] [--path DIR]
 

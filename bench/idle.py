@@ -1,4 +1,4 @@
-"""A micro-batch after a quiet minute and a half, beside an empty source and sink in Python.
+"""A micro-batch after a quiet minute and a half, next to an empty source and sink in Python.
 
     python -m bench.idle [--json] [--quick] [--path DIR] [--rounds N]
 

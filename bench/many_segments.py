@@ -1,4 +1,4 @@
-"""Cleaning a log of many small segments, beside Kafka's own cleaner on the same segments.
+"""Cleaning a log of many small segments, next to Kafka's own cleaner on the same segments.
 
     python -m bench.many_segments [--json] [--quick] [--path DIR]
 

@@ -1,4 +1,4 @@
-"""A field summed over a materialized table, beside plain Parquet and beside `view=latest`.
+"""A field summed over a materialized table, next to plain Parquet and next to `view=latest`.
 
     python -m bench.materialized [--json] [--quick] [--path DIR] [--rounds N] [--keys N]
 

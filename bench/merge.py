@@ -1,4 +1,4 @@
-"""Size and read speed of a cleaned log, beside the log that Kafka's own cleaner leaves.
+"""Size and read speed of a cleaned log, next to the log that Kafka's own cleaner leaves.
 
     python -m bench.merge [--json] [--quick] [--path DIR]
 

@@ -256,7 +256,7 @@ checked that both did the same work. The two took turns, round by round, unless 
 program says otherwise. The ratio is the median of the rounds' ratios. `make bench` measures
 everything again and writes this page; `python -m bench NAME --write` does it for one program. The
 machine did nothing else at the time, unless a remark says so. Memory is the most that the processes
-had resident, in MiB: ours / the peer's. A dash means that there is no process to measure.
+had resident, in MiB: ours / the peer's. A dash means: no process to measure.
 """
 
 
@@ -275,7 +275,7 @@ def _summary(results: Results) -> str:
         lines.append(f"| {link} | {len(result.claims)} | {share} |")
     misses = [
         _item(
-            f"[{claim['claim']}](#{result.program}), beside {claim['peer_name']}: "
+            f"[{claim['claim']}](#{result.program}), compared with {claim['peer_name']}: "
             f"{claim['ratio']:,} {claim['ratio_is']}, target {claim['target']}"
         )
         for result in results

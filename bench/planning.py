@@ -1,4 +1,4 @@
-"""Planning a read of many small topics, beside Spark's time for as many empty tasks.
+"""Planning a read of many small topics, next to Spark's time for as many empty tasks.
 
     python -m bench.planning [--json] [--quick] [--path DIR] [--rounds N]
 

@@ -1,4 +1,4 @@
-"""The cost of `KTable.updates(previous=True)`, beside the plain stream of changes.
+"""The cost of `KTable.updates(previous=True)`, next to the plain stream of changes.
 
     python -m bench.previous_value [--json] [--quick] [--path DIR] [--rounds N]
 

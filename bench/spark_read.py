@@ -1,4 +1,4 @@
-"""A batch read by Spark, beside Spark's Kafka connector and the fastest possible Python source.
+"""A batch read by Spark, next to Spark's Kafka connector and the fastest possible Python source.
 
     python -m bench.spark_read [--json] [--quick] [--path DIR] [--rounds N] [--records N]
 

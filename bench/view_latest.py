@@ -1,4 +1,4 @@
-"""The latest record of each key in Spark, beside the usual queries without `view=latest`.
+"""The latest record of each key in Spark, next to the usual queries without `view=latest`.
 
     python -m bench.view_latest [--json] [--quick] [--path DIR] [--rounds N] [--records N]
 

@@ -1,4 +1,4 @@
-"""The entry by which Spark finds `format("kafkalog")`: it imports all modules named `pyspark_*`."""
+"""Spark finds `format("kafkalog")` here, because it imports all modules named `pyspark_*`."""
 
 from kafkalog.datasource.source import KafkaLogDataSource as DefaultSource
 

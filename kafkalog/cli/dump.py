@@ -1,7 +1,7 @@
 """Prints the entries of files, as kafka-dump-log does.
 
-The name tells the kind of a file: a segment's .log .index .timeindex .txnindex .snapshot (also with
-.cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root and of a
+The name tells the kind of a file. It's a segment's .log .index .timeindex .txnindex .snapshot (also
+with .cleaned .swap .deleted), a .checkpoint of KRaft's metadata, the checkpoints of a root and of a
 partition, partition.metadata, meta.properties, and the journal `commit`.
 
 Damage is reported on the standard error, and makes the exit status 1. Two findings don't count as

@@ -2,9 +2,10 @@
 
 It writes tombstones, cleans the partitions by force, and waits until replaced files may be removed.
 Then it reads every file of the topic and of the root, batches record by record, other files byte by
-byte. It says which files it has read and as of which commit. It writes a dated report, which names
-keys by their digests. --dry-run only searches; it writes a report if --report names one. In an
-object store it does the same with objects: it deletes those that a cleaning has dropped.
+byte. It names the files that it has read, and the commit that this holds for. It writes a dated
+report, which names keys by their digests. --dry-run only searches; it writes a report if --report
+names one. In an object store it does the same with objects: it deletes those that a cleaning has
+dropped.
 
 A tombstone stays for delete.retention.ms, so that followers can read it. Until then it counts as an
 occurrence: the exit status is 1, and the report says when to run the same command again. --now

@@ -44,7 +44,7 @@ class InitialOffsets:
     """The starts of the partitions that the options name, and the log's ends at that moment.
 
     The existing partitions are `ends`, with their end offsets. Those in `times` start at the first
-    record since a time (epoch ms), or at -1 if there is no record that late.
+    record since a time (epoch ms), or at -1 without a record that late.
     """
 
     offsets: OffsetJson

@@ -60,9 +60,9 @@ _NOT_IN_STREAMS: Final = {
 class SourceOptions:
     """The options of a read as plain data, sent to the tasks.
 
-    A missing start or end is None, because its default differs between batch and streaming. The
-    strongest one counts, as in Spark; the others are ignored and None. A time for all partitions is
-    stronger than times per partition, and those than offsets.
+    A start or end that is missing stays None, because its default differs between batch and
+    streaming. The strongest one counts, as in Spark; the others are ignored and None. A time for
+    all partitions is stronger than times per partition, and those than offsets.
     """
 
     directories: tuple[str, ...]

@@ -29,7 +29,7 @@ at one moment that is drawn, long sequences at two.
 The listed states of a moment have none and all of the unsynced acts, all but one, and one alone.
 Each write is torn at each of its sectors, with all of the others and with none. All subsets of four
 acts or fewer are listed; of more acts eight subsets are drawn. The count of trees is the number of
-different directories in these lists. The option `--states` draws workloads for about that many
+different directories in these lists. `--states` draws workloads for about that many
 states. Equal trees with the same expected content count once.
 """
 

@@ -8,9 +8,9 @@ times. Some copies are also cleaned and appended to, or adopted. tests/unit/stor
 judges the results and defines its words: *whole*, *refused*, and for a broker's log *short* and
 *shifted*.
 
-Four more roots have the files beside the logs: key indexes, pins, staged files, and the old journal
-of a released log. They also have a controller's metadata, and the files that wait for the broker's
-return. The program does with each file what the file is for.
+Four more roots have the files next to the logs: key indexes, pins, staged files, and the old
+journal of a released log. They also have a controller's metadata, and the files that wait for the
+broker's return. The program does with each file what the file is for.
 tests/unit/storage_engine/damage_beside.py lists the harmless outcomes.
 
 One log more is in an object store, with each kind of object. `stored_damage` judges it. Without its

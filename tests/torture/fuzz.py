@@ -10,11 +10,11 @@ a death of the interpreter, more memory than its bound, or more than 2 s of CPU 
 Five engines share the seconds. These are CPU seconds of all jobs and all decoders together (an hour
 in a full run). The engine `coverage` (atheris) looks for inputs that reach new lines, with the
 kernels as Python. The engine `hypothesis` puts numbers and pieces into seeds, and `mutation`
-changes seeds; both use the ordinary kernels. `bounds` is `mutation` with kernels that check bounds.
-`sanitizers` is `mutation` under AddressSanitizer and UBSan. All engines but `coverage` start from
-the seeds and the findings of `coverage`, and build on inputs that end at a new place. Most changed
-inputs get valid checksums again. A full run is incomplete, and ends with 1, if it spends less,
-leaves out a decoder, or has no atheris.
+changes seeds; both use the ordinary kernels. Two more engines are `mutation`: `bounds` with kernels
+that check bounds, and `sanitizers` under AddressSanitizer and UBSan. All engines but `coverage`
+start from the seeds and the findings of `coverage`, and build on inputs that end at a new place.
+Most changed inputs get valid checksums again. A full run is incomplete, and ends with 1, if it
+spends less, leaves out a decoder, or has no atheris.
 
 The seed determines the draws; the number of draws in these seconds depends on the machine. The
 program keeps the input of a violation in tests/torture/findings/TARGET/, where a test replays it.

@@ -170,7 +170,7 @@ def _summary() -> Iterator[str]:
     yield "\n## Faults found\n"
     yield _filled(
         f"{len(found)} faults were found and mended, each with a test. Their finders: {told}. "
-        f"The page [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}) lists them. It also lists "
+        f"They are listed in [{PAGE_OF_FINDINGS}]({PAGE_OF_FINDINGS}). That page also lists "
         f"{len(OLD_BUGS)} old bugs. The test tests/torture/test_old_bugs.py brings each of them "
         "back, and fails unless the tests of the bug catch it; CI runs it."
     )
@@ -202,8 +202,8 @@ def _found() -> Iterator[str]:
     yield "## Faults found and fixed\n"
     yield (
         "Each item names its finder, and has a test. The finder is a program or one of three\n"
-        "others. *Limits* are tests of full disks, few descriptors and jumping clocks. *Old bugs*\n"
-        "means the switch below. *Review* is a reader who tried to break the code.\n"
+        "others. Tests of full disks, few descriptors and jumping clocks are *limits*. The switch\n"
+        "below is *old bugs*. A reader who tried to break the code is *review*.\n"
     )
     for one in found:
         yield _item(f"- **{one['by']}**: {' '.join(one['what'].split())}")
@@ -227,9 +227,9 @@ was not acknowledged is there as a whole or not at all. A streaming query, or it
 each micro-batch once, however often it dies. Bad bytes raise an error and never give a wrong
 record.
 
-This page says how these promises were tested, and how often. The command `make torture` runs all
-programs; it takes hours. Power cuts and full disks need root. The command `make torture-quick` runs
-a sample in minutes. Both need a checkout with `make setup` done. A row is repeated with
+This page says how these promises were tested, and how often. `make torture` runs all programs,
+which takes hours. Power cuts and full disks need root. `make torture-quick` runs a sample in
+minutes. Both need a checkout with `make setup` done. A row is repeated with
 `.venv/bin/python -m tests.torture.PROGRAM --seed SEED`.
 
 A full run fails if it tries less than the named minimum. If the machine cannot run a program at
@@ -245,7 +245,8 @@ pairs of operations are drawn. The fuzzer has an hour of a processor for all dec
 A damaged log is *whole* if it reads as before. It is *refused* if an error names the damage, or a
 notice of the adoption does. It is *short* if it reads as if it ended earlier. That may be a
 broker's log, whose gaps nobody has listed, and a log in a store whose last commit is missing. It is
-*shifted* if a batch has the offsets of a gap beside it, as no checksum covers them.
+*shifted* if a batch has the offsets of a gap next to it, because no checksum covers
+them.
 
 Some words of the table: An operation *in doubt* has ended without knowing whether its commit is
 there. A *killed-before* request was not sent, and the answer of a *killed-after* one was not read.
@@ -259,12 +260,11 @@ one name there tried the same library.
 |---|---|---|---|---|---|---|---|"""
 _HEAD_OF_PROGRAMS: Final = """# Reliability: the programs
 
-The page [reliability.md](reliability.md) says how often each program ran. This page says what each
-one does.
+This page says what each program does. How often each ran is in [reliability.md](reliability.md).
 """
 _HEAD_OF_FINDINGS: Final = """# Reliability: faults found
 
-The page [reliability.md](reliability.md) says what was tried.
+These are the faults. For what was tried, see [reliability.md](reliability.md).
 """
 _NOT_PROVED: Final = (
     "The disk of `crash_states` and `power_cuts` keeps its promise: a sync that returns has made "
@@ -274,7 +274,7 @@ _NOT_PROVED: Final = (
     "ext4 is the one file system whose power cuts were tried, without its fast commits. Those of "
     "`crash_states` hold for any file system that keeps what POSIX promises.",
     "A power cut is tried after one death, after two deaths, and after a failed sync. A failing "
-    "call is tried before and after a death. In a store, a death is tried beside a stopped "
+    "call is tried before and after a death. In a store, a death is tried next to a stopped "
     "process. Other combinations of faults are not tried.",
     "A store in memory answers `store_requests`. Commits and micro-batches were also tried with a "
     "server that speaks S3, and no cloud's own service.",

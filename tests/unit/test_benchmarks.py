@@ -423,7 +423,7 @@ def test_the_page_names_misses_memory_and_remarks() -> None:
         claim="lone", ours=1, peer=2, unit="s", peer_name="p", ratio=2, target=">= 3", peer_mib=7.0
     )
     page = Results([result("codec", lone)], {"codec": {"lone": "the why\nof it"}}).page()
-    assert "- [lone](#codec), beside p: 2 times as fast, target >= 3" in page
+    assert "- [lone](#codec), compared with p: 2 times as fast, target >= 3" in page
     assert "| \N{EN DASH} / 7 |" in page
     assert "- *lone*: the why of it" in page
     words = " ".join(page.split())

@@ -1,1 +1,1 @@
-"""The scheduler: which partition is cleaned next, when, by which thread, and how fast."""
+"""The scheduler: which partition is cleaned next, when, on which thread, and how fast."""

@@ -83,8 +83,8 @@ class Batch:
     def reaches_beyond(self, position: Position) -> bool:
         """Return whether the micro-batch may have records that are not in the table at `position`.
 
-        It has none if the sources that are no Kafka logs end where they did, and no end offset is
-        above the position's, or of a partition that is not in it.
+        That's not so if all of its end offsets are in the position, or below, and its sources
+        other than Kafka logs end where they did.
         """
         return self.other_ends != position.other_ends or any(
             end > position.end_offsets.get(topic, {}).get(partition, -1)

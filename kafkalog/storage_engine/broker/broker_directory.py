@@ -2,7 +2,7 @@
 
 A broker has no journal. The content of its partitions is found as the broker finds it (`loader`).
 This module reads the checkpoints in the roots, and tests whether the broker is alive; it holds
-`.lock` while it runs. Which partitions the directories have, `found_partitions` decides.
+`.lock` while it runs. The directories' partitions are decided by `found_partitions`.
 
 - While it runs, a partition ends at its checkpointed high watermark, which the broker moves every
   few seconds. Each move gives a new `State`.

@@ -93,7 +93,7 @@ class OpenAppenders:
         files.all_at_once([appender.sync for appender in self._known.values()])
 
     def forget(self, key: Key) -> bool:
-        """Close a partition's appender; return False if it has none open."""
+        """Close a partition's appender; return False if it isn't open."""
         appender = self._known.pop(key, None)
         self._open.discard(key)
         if appender is not None:

@@ -1,9 +1,9 @@
 """Find out from the names in a directory who owns it; no file is opened or written.
 
 `meta.properties` is a broker's, `commit` is ours. Without either, other names show its history. It
-is a released log, a log that lost its journal, a copy of a broker's partitions, which is only read,
-or a foreign directory, which kafkalog must not touch. To find the log that was meant by a path one
-level off, call `nearby`.
+is a released log, a log that lost its journal, a copy of a broker's partitions (only read), or a
+foreign directory, which kafkalog must not touch. To find the log that was meant by a path one level
+off, call `nearby`.
 """
 
 from __future__ import annotations

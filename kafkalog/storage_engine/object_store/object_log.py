@@ -1,8 +1,7 @@
 """A log in an object store: its topics, its commits, its reads.
 
-All processes are alike, and there is no lock: any number of them, on any hosts, read and write the
-log. A commit records where the batches are, and copies none. `commit_log.CommitLog` decides who
-commits.
+All processes are alike, without locks: any number of them, on any hosts, read and write the log. A
+commit records where the batches are, and copies none. `commit_log.CommitLog` decides who commits.
 
 Invariants:
 

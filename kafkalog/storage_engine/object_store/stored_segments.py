@@ -118,7 +118,7 @@ def filled(
 
 
 def active_segment(state: StoreState, topic: TopicState, partition: int) -> StoredActiveSegment:
-    """Return the active segment of a partition; an empty one at the log's end if it has none."""
+    """Return the active segment of a partition; without one, an empty one at the log's end."""
     held = topic.partitions[partition]
     if not held.active_size:  # it was closed, or an early release wrote the log
         return StoredActiveSegment(held.high_watermark)

@@ -105,11 +105,11 @@ def adopt(
 
     `config` has topic configs by topic, or by `*` for all. The cluster's metadata overrides `*`,
     and a topic's own config overrides both. `metadata` is the directory in the broker's
-    `metadata.log.dir`, if that is another one. Raises LockedByBrokerError while a broker runs;
-    InvalidInputError for a directory that is not a broker's or has no partitions, an unknown topic,
-    a wrong config, or a `metadata` without a metadata log; StorageError for records that are gone;
-    StorageError and CorruptLogError for files that a broker could not load either. Then nothing has
-    changed, or the next run continues.
+    `metadata.log.dir`, if that is another one. Raises LockedByBrokerError while a broker runs.
+    InvalidInputError is raised for a directory that is not a broker's or has no partitions, an
+    unknown topic, a wrong config, or a `metadata` without a metadata log. StorageError means that
+    records are gone; StorageError and CorruptLogError, files that a broker could not load either.
+    Then nothing has changed, or the next run continues.
     """
     root = Path(root).absolute()
     check_is_directory(root)

@@ -100,7 +100,7 @@ class PartitionSnapshot(ABC):
         return layout.NO_TIMESTAMP
 
     def log_identity(self) -> LogIdentity | None:
-        """Return the identity by which later reads know the log, or None."""
+        """Return the identity that later reads know the log by, or None."""
         return None
 
     def read(

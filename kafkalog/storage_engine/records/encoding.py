@@ -65,8 +65,8 @@ def encode(
       group. A batch never spans two groups, and the offsets of each group begin at 0.
 
     Raises InvalidInputError for a record that no batch of `max_message_bytes` can hold (with row
-    and size), for a header without a key, for
-    columns of other types or lengths, and for an unknown codec or level.
+    and size). A header without a key, columns of other types or lengths, and an unknown codec or
+    level raise it too.
     """
     from kafkalog.storage_engine.records import columns
 

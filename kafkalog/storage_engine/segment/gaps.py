@@ -13,9 +13,10 @@ outlived an interrupted swap are an exception: they may begin within a cleaned s
   keeps the sections of the old files next to the new ones until the next cleaning, and a reader
   uses that of its open file. The replaced files get a section too. A base thus has a section for
   every file that may have its name, and a file of another size is damaged.
-- An empty section of base -1 or -2 has a number of the journal as its size: that of the last record
-  when the cleaner wrote the file, before the swaps (-1), or after them (-2). It shows whether the
-  journal is of the same moment (`moment_fault`), which it need not be in a copy of a live log.
+- An empty section of base -1 or -2 has a number of the journal as its size. It's that of the last
+  record when the cleaner wrote the file: before the swaps (-1), or after them (-2). It shows
+  whether the journal is of the same moment (`moment_fault`), which it need not be in a copy of a
+  live log.
 - `kl-raw-gaps` lists the gaps of raw appends in one section, and is written before the commit. Gaps
   above the high watermark belong to a dead commit, and the next truncation removes them.
 
@@ -202,7 +203,7 @@ class GapFile:
         return self._by_base
 
     def parts(self) -> list[_Part]:
-        """Return the table, checked."""
+        """Return the part table after verifying its checksum."""
         if self._parts is None:
             self._parts = self._read_table()
         return self._parts

@@ -19,7 +19,7 @@ class StagedFile:
 
 
 class BatchFigures(NamedTuple):
-    """The facts about one batch by which a commit decides whether a segment ends before it."""
+    """The facts about one batch that tell a commit whether a segment ends before it."""
 
     rows: int
     size: int

@@ -91,7 +91,7 @@ def written_place(options: Mapping[str, str]) -> Path | StoreAddress:
 
 
 def _address(place: Place, options: Mapping[str, str] | None) -> Place:
-    """Return a place, a URL of an object store as the address that it is."""
+    """Parse an object-store URL into a StoreAddress; return any other place unchanged."""
     if isinstance(place, StoreAddress):
         return place
     return store_address({"path": str(place), **(options or {})}) or place

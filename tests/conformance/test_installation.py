@@ -133,7 +133,9 @@ def test_jars_that_were_not_fetched_whole_are_none(tmp_path: Path) -> None:
         Jars.find(tmp_path)
 
 
-def test_jars_without_java_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_no_kafka_jars_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / ".ready").touch()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UnavailableError, match="Java is missing"):

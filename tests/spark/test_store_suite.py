@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHOSEN = (
     "test_a_stream_is_cut_in_exact_batches_and_goes_on_from_its_checkpoint",
     "test_batch_writes_land_each_time_unless_they_carry_a_transaction",
-    "test_a_path_that_is_a_file_is_told_at_load",
+    "test_a_path_to_a_file_is_reported_at_load",
 )
 
 

@@ -50,7 +50,7 @@ def _columns(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     found = {}
     for name in batch.schema.names:
         column = batch.column(name)
-        # Epoch numbers also hold times outside Python's calendar.
+        # As epoch numbers: datetime cannot hold every Kafka timestamp.
         found[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
     return found
 

@@ -372,7 +372,7 @@ class KTableView:
 
     @property
     def _needs_latest_alone(self) -> bool:
-        """Whether the query may begin with the latest records, with which a table is the same."""
+        """Whether view=latest gives the same table as the full changelog."""
         is_divided = not _DIVIDING.isdisjoint(key.lower() for key in self.options)
         return (
             self.target.shape.needs_latest_alone and not is_divided and not self._reads_uncommitted

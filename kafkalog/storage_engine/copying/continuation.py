@@ -176,7 +176,7 @@ def _records(log: Log, wanted: PartitionToCopy, start: int) -> dict[int, tuple[A
         include_headers=True,
         isolation_level="read_uncommitted",
     ):
-        # Epoch numbers also hold times outside Python's calendar.
+        # Compare epoch ms: datetime cannot hold every Kafka timestamp.
         columns = [
             (each.cast(pa.int64()) if pa.types.is_timestamp(each.type) else each).to_pylist()
             for each in rows.columns

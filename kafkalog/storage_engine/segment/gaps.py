@@ -204,7 +204,7 @@ class GapFile:
         return self._by_base
 
     def parts(self) -> list[_Part]:
-        """Return the table, checked."""
+        """Return the part table after verifying its checksum."""
         if self._parts is None:
             self._parts = self._read_table()
         return self._parts

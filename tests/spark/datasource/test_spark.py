@@ -160,7 +160,7 @@ def test_once_takes_all_whatever_the_limit(spark: Any, tmp_path: Path) -> None:
     assert streaming(spark, root, tmp_path / "checkpoint", once=True, **options) == [list(range(9))]
 
 
-def test_a_mistake_of_a_stream_is_told_when_it_starts(
+def test_a_mistake_in_a_stream_is_reported_when_it_starts(
     spark: Any, log: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Exception, match=r"ending offset not valid in streaming queries"):
@@ -190,7 +190,7 @@ def test_the_limit_is_shared_as_format_kafka_shares_it(spark: Any, tmp_path: Pat
         ({"startingTimestamp": "9000000000000"}, "No offset matched from request of topic-parti"),
     ],
 )
-def test_a_mistake_is_told_in_a_sentence(
+def test_a_mistake_is_reported_in_a_sentence(
     spark: Any, log: Path, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as error:
@@ -200,7 +200,7 @@ def test_a_mistake_is_told_in_a_sentence(
 
 
 @in_a_directory("files")
-def test_a_path_that_is_a_file_is_told_at_load(spark: Any, tmp_path: Path) -> None:
+def test_a_path_to_a_file_is_reported_at_load(spark: Any, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
 

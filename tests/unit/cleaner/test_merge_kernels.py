@@ -119,7 +119,7 @@ def test_a_record_outside_its_arena_is_never_read(row: int, value: int, is_messa
     assert k.gather_records(arena, fields, rows, np.zeros(99, dtype=np.uint8), copies) == -1
 
 
-def test_rows_that_are_none_and_targets_too_small_are_a_status() -> None:
+def test_kernel_returns_a_status_for_missing_rows_and_short_targets() -> None:
     data = Batch(0, 0, (Record(0, 5, b"key", b"value"),), max_timestamp=5).data
     arena, fields, _, _ = table_of(data)
     copies = np.zeros((FIELDS, 1), dtype=np.int64)

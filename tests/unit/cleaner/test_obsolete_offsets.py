@@ -75,7 +75,7 @@ def test_a_batch_with_one_record_that_stays_is_looked_into(tmp_path: Path) -> No
         assert found["offset"].to_pylist() == [1, 3, 4]
 
 
-def test_a_gap_is_no_obsolete_record() -> None:
+def test_a_gap_does_not_count_as_an_obsolete_record() -> None:
     known = ObsoleteOffsets(100, 200)
     known.bits[0] = 0b0000_1011  # 100, 101, 103
     header = {"positions": [0, 9], "sizes": [9, 9], "base_offsets": [100, 104]}

@@ -202,9 +202,7 @@ def test_messages_of_old_formats_are_looked_at(log: KafkaLog) -> None:
     assert (file.found, file.faults, file.first_offset) == ({0: 1}, [], 1)
 
 
-def test_a_file_that_cannot_be_read_is_no_proof(
-    log: KafkaLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unreadable_file_proves_nothing(log: KafkaLog, monkeypatch: pytest.MonkeyPatch) -> None:
     path = directory(log) / "notes.txt"
     path.write_bytes(b"x")
     opened = file_occurrences.os.open
@@ -224,7 +222,9 @@ def test_a_file_that_cannot_be_read_is_no_proof(
 
 
 @pytest.mark.parametrize("mode", [0o000, 0o444])
-def test_a_directory_that_cannot_be_listed_or_entered_is_no_proof(log: KafkaLog, mode: int) -> None:
+def test_a_directory_that_cannot_be_listed_or_entered_proves_nothing(
+    log: KafkaLog, mode: int
+) -> None:
     if not can_enter_as_nobody(log.root):
         pytest.skip("others have no right to the directories above")
     below = directory(log) / "below"
@@ -249,7 +249,7 @@ def can_enter_as_nobody(root: Path) -> bool:
     return True
 
 
-def test_a_link_to_a_directory_elsewhere_is_told(log: KafkaLog, tmp_path: Path) -> None:
+def test_a_link_to_a_directory_elsewhere_is_reported(log: KafkaLog, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / f"{BASE}.log").write_bytes(batch(KEY))
     (directory(log) / "link").symlink_to(tmp_path / "elsewhere")

@@ -149,7 +149,7 @@ def cleaner_package_module() -> object:
     return importlib.import_module("kafkalog.cleaner.directory.directory_round")
 
 
-def test_a_cleaner_that_dies_having_told_the_journal_leaves_nobody_a_mixed_view(
+def test_a_cleaner_that_dies_after_the_journal_record_leaves_no_mixed_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: contextlib.ExitStack
 ) -> None:
     engine = LogBuilder(tmp_path).topic(segment_bytes=300, min_cleanable_dirty_ratio=0).engine

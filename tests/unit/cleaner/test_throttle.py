@@ -97,7 +97,7 @@ def test_all_threads_wait_for_the_same_moment() -> None:
     assert clock.now == pytest.approx(1001.5)
 
 
-def test_a_changed_rate_holds_at_once_and_forgives_what_was_counted() -> None:
+def test_a_changed_rate_holds_at_once_and_resets_the_count() -> None:
     clock = Clock()
     paced = throttler(clock, float("inf"))
     clock.now += 1

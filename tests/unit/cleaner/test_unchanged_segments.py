@@ -116,7 +116,7 @@ def test_a_segment_that_is_left_alone_gets_a_whole_time_index_again(
         assert len(before.items() - inodes(engine).items()) <= 3  # that one, and where the key is
 
 
-def test_a_hash_in_common_is_no_key_in_common(
+def test_keys_with_the_same_hash_stay_different_keys(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with filled(tmp_path) as engine:

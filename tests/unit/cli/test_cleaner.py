@@ -75,9 +75,7 @@ def test_a_cleaner_without_threads_is_wrong_usage(root: Path, kafkalog: Command)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_a_cleaner_process_cleans_until_it_is_told_to_stop(
-    root: Path, kind: signal.Signals
-) -> None:
+def test_a_cleaner_process_cleans_until_it_is_stopped(root: Path, kind: signal.Signals) -> None:
     with cleaner(root) as running:
         until_clean(root)
         assert is_cleaner_running(root)
@@ -107,7 +105,7 @@ def test_a_cleaner_process_serves_its_metrics(root: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fault_of_a_partition_is_told_while_the_cleaner_runs(root: Path) -> None:
+def test_a_partitions_fault_is_reported_while_the_cleaner_runs(root: Path) -> None:
     path = sorted((root / "t-0").glob("*.log"))[0]
     data = bytearray(path.read_bytes())
     data[70] ^= 1
@@ -171,7 +169,7 @@ def test_explain_says_why_and_what_would_change_it(kafkalog: Command, root: Path
 
 
 @pytest.mark.parametrize("command", [["cleaner"], ["clean"], ["clean", "--force"]])
-def test_a_log_that_may_not_be_written_is_told_at_once(
+def test_a_log_that_may_not_be_written_is_reported_at_once(
     kafkalog: Command, root: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     """A mount that is only read, say: a cleaner that sleeps there would never say a word."""

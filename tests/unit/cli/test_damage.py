@@ -129,7 +129,7 @@ def test_a_log_without_its_journal_is_damaged(kafkalog: Command, root: Path) -> 
     assert kafkalog("verify", root).status == 1
 
 
-def test_a_directory_that_is_no_log_is_wrong_usage(kafkalog: Command, tmp_path: Path) -> None:
+def test_a_directory_without_a_log_is_wrong_usage(kafkalog: Command, tmp_path: Path) -> None:
     (tmp_path / "photos-2024").mkdir()
     (tmp_path / "notes.txt").write_text("x")
     result = kafkalog("verify", tmp_path)

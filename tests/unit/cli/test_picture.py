@@ -133,7 +133,7 @@ def test_cleanings_are_told_latest_first_with_bytes_before_and_after(log: KafkaL
     assert 0 < first["bytesWritten"] < first["bytesRead"]
 
 
-def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> None:
+def test_a_running_cleaning_is_reported_with_its_bytes_written(log: KafkaLog) -> None:
     directory = directory_log_of(log).partition_directory("stock", 0)
     (directory / f"{0:020}.log.cleaned").write_bytes(b"x" * 77)
     with locks.FileLock(directory / "kl-cleaner.lock").exclusive():
@@ -142,7 +142,7 @@ def test_a_cleaning_at_work_is_told_with_what_it_has_written(log: KafkaLog) -> N
     assert "cleaning" in [finding["code"] for finding in one["explanation"]["findings"]]
 
 
-def test_a_partition_that_cannot_be_read_is_told_and_stops_nothing(log: KafkaLog) -> None:
+def test_an_unreadable_partition_is_reported_and_stops_nothing(log: KafkaLog) -> None:
     for path in directory_log_of(log).partition_directory("stock", 1).glob("*.log"):
         path.unlink()
     found = shown(log)

@@ -295,7 +295,7 @@ def test_obsolete_bytes_come_in_when_they_are_counted(opened: Open) -> None:
     assert max(shares) > 0
 
 
-def test_a_log_that_goes_away_is_told(opened: Open, log: KafkaLog) -> None:
+def test_a_log_that_goes_away_is_reported(opened: Open, log: KafkaLog) -> None:
     page = opened()
     aside = log.root.with_name("aside")
     log.root.rename(aside)

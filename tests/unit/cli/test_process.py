@@ -104,7 +104,7 @@ def test_a_limit_beyond_any_number_of_records_is_none(log: Path, kafkalog: Comma
 
 
 @pytest.mark.slow
-def test_a_closed_pipe_is_no_traceback(log: Path) -> None:
+def test_a_closed_pipe_prints_no_traceback(log: Path) -> None:
     reader, writer = os.pipe()
     with subprocess.Popen(
         [*COMMAND, "read", str(log), "t"], cwd=ROOT, stdout=writer, stderr=subprocess.PIPE

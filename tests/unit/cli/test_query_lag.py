@@ -199,7 +199,7 @@ def test_a_checkpoint_of_another_version_is_refused(
     assert "expected the version v1 or v2" in result.err
 
 
-def test_a_directory_that_is_no_checkpoint_is_refused(kafkalog: Command, log: Path) -> None:
+def test_a_directory_other_than_a_checkpoint_is_refused(kafkalog: Command, log: Path) -> None:
     result = kafkalog("status", log, "--checkpoint", log)
 
     assert (result.status, result.err.count("\n")) == (2, 1)

@@ -188,7 +188,7 @@ def test_a_partition_that_cannot_be_cleaned_makes_status_1(kafkalog: Command, ro
 
 
 @pytest.mark.parametrize("option", [[], ["--force"]])
-def test_a_lost_partition_is_not_cleaned_and_is_told_once(
+def test_a_lost_partition_is_not_cleaned_and_is_reported_once(
     kafkalog: Command, root: Path, option: list[str]
 ) -> None:
     append(kafkalog, root)
@@ -237,7 +237,7 @@ def test_rows_of_json_have_names_in_camel_case(kafkalog: Command, root: Path) ->
     assert [name for name in names if "_" in name or name == "time"] == []
 
 
-def test_a_file_system_without_locks_is_told(kafkalog: Command, root: Path) -> None:
+def test_a_file_system_without_locks_is_reported(kafkalog: Command, root: Path) -> None:
     append(kafkalog, root)
 
     class Lockless(FileSystem):

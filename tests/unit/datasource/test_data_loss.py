@@ -107,7 +107,7 @@ def cut(root: BrokerRoot, name: str, end: int) -> None:
     root.partition(name, (0,), end)
 
 
-def test_a_log_that_was_cut_is_told(tmp_path: Path) -> None:
+def test_a_truncated_log_is_reported(tmp_path: Path) -> None:
     root = BrokerRoot(tmp_path / "log")
     root.partition("t-0", (0,), 30)
     root.shut_down()
@@ -123,7 +123,7 @@ def test_a_log_that_was_cut_is_told(tmp_path: Path) -> None:
     assert streaming.drain() == []
 
 
-def test_a_broker_that_tells_its_end_late_is_no_loss(tmp_path: Path) -> None:
+def test_a_broker_that_reports_its_end_late_has_lost_nothing(tmp_path: Path) -> None:
     root = BrokerRoot(tmp_path / "log")
     root.partition("t-0", (0,), 30)
     root.checkpoint(broker_root.HIGH_WATERMARK, {"t-0": 10})
@@ -243,7 +243,7 @@ def test_a_query_that_leaves_out_what_it_has_read_is_refused_before_it_is_planne
     ]
 
 
-def test_a_query_that_goes_on_after_deletions_are_gone_is_told_once(
+def test_a_query_that_resumes_after_deletions_are_gone_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with kafkalog.open(tmp_path) as log:

@@ -81,7 +81,7 @@ def test_no_java_is_an_error_of_one_line_that_says_what_to_install(
 
 
 @pytest.mark.slow
-def test_a_java_that_ends_at_once_is_no_traceback(one_commit: Path, tmp_path: Path) -> None:
+def test_a_java_that_ends_at_once_prints_no_traceback(one_commit: Path, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\nexit 1\n")

@@ -23,7 +23,7 @@ SKIPPED = "t-0 was skipped: it is uncleanable; a cleaner will try again later, a
         (False, [], 0, "nothing to clean"),
     ],
 )
-def test_a_partition_that_was_skipped_is_told_and_gives_status_1(
+def test_a_skipped_partition_is_reported_with_exit_status_1(
     place: Place,
     is_marked: bool,
     arguments: list[str],

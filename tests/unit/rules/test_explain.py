@@ -225,7 +225,7 @@ def test_the_command_that_is_said_to_show_damage_shows_it(
     assert "damage" in capsys.readouterr().out
 
 
-def test_a_cleaning_at_this_moment_is_told(place: Place) -> None:
+def test_a_running_cleaning_is_reported(place: Place) -> None:
     filled(place)
     before = told(place)
     with place.at_work(now_ms=NOW_MS):
@@ -236,7 +236,7 @@ def test_a_cleaning_at_this_moment_is_told(place: Place) -> None:
             assert told(place) == before
 
 
-def test_a_paused_partition_is_told(place: Place) -> None:
+def test_a_paused_partition_is_reported(place: Place) -> None:
     filled(place)
     if place.can_be_paused:
         with abort_and_pause(place.log, "t", 0):

@@ -312,7 +312,7 @@ def test_a_partition_that_another_cleaner_works_on_is_passed_over(place: Place) 
     assert [stats.topic for stats in place.log.clean(now_ms=1)] == ["a"]
 
 
-def test_a_forced_cleaning_beside_another_cleaner_waits_for_a_lock_alone(place: Place) -> None:
+def test_a_forced_cleaning_waits_for_another_cleaners_lock_alone(place: Place) -> None:
     filled(place)
     with place.at_work(now_ms=1):
         found = [stats.topic for stats in place.log.clean(force=True, now_ms=1)]

@@ -277,7 +277,7 @@ def test_a_producers_last_batch_stays_and_readers_pass_over_it(
         assert rows == [offset for offset in (2, 3, 4) if offset >= start]
 
 
-def test_a_control_batch_without_a_record_is_no_fault(place: Place) -> None:
+def test_a_control_batch_without_a_record_is_accepted(place: Place) -> None:
     """KAFKA-7467: it ended the thread"""
     log = Written.create(place)
     log.data(1)
@@ -379,7 +379,7 @@ def test_tombstones_are_not_lost_between_two_cleaners(place: Place) -> None:
         assert offsets(dump(place.engine)) == expected
 
 
-def test_a_first_dirty_offset_that_was_reset_is_told_once(
+def test_a_reset_first_dirty_offset_is_reported_once(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     """KAFKA-6266: told with every look at a partition that then had nothing to clean"""

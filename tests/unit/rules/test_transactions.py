@@ -330,7 +330,7 @@ def test_a_producers_last_batch_stays_empty_also_if_it_was_aborted(place: Place)
     assert (log.keys(), log.last_offsets()) == ([2], [4, 5])
 
 
-def test_what_tells_duplicates_survives_rounds(place: Place) -> None:
+def test_producer_sequences_survive_repeated_cleanings(place: Place) -> None:
     """Kafka: testDuplicateCheckAfterCleaning."""
     log = Written.create(place)
     log.data(1, 2, 3, producer=1)

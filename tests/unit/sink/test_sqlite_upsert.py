@@ -46,7 +46,7 @@ def test_a_repeated_batch_changes_nothing(
     assert "micro-batch 3 of query q was applied before" in caplog.text
 
 
-def test_a_missing_directory_is_told_before_a_query_starts(tmp_path: Path) -> None:
+def test_a_missing_directory_is_reported_before_a_query_starts(tmp_path: Path) -> None:
     upsert = SQLiteUpsert(tmp_path / "away" / "stock.db", "stock")
     for ask in (upsert.positions, upsert.has_rows):
         with pytest.raises(StorageError, match=f"there is no directory {tmp_path / 'away'}. Creat"):

@@ -181,7 +181,9 @@ def test_directories_that_cannot_be_taken_are_refused(tmp_path: Path) -> None:
         "\N{ARABIC-INDIC DIGIT ONE}",
     ],
 )
-def test_a_checkpoint_with_what_is_no_offset_says_nothing(tmp_path: Path, offset: str) -> None:
+def test_a_checkpoint_with_other_content_than_offsets_says_nothing(
+    tmp_path: Path, offset: str
+) -> None:
     root = broker_root(tmp_path)
     (root / "log-start-offset-checkpoint").write_text(f"0\n1\nt 0 {offset}\n")
     assert "byte 4" in (notice := take(root).notices[0])

@@ -92,7 +92,7 @@ def test_without_what_was_known_at_the_adoption_the_word_is_a_general_one(tmp_pa
 
 
 @pytest.mark.parametrize("count", ["²", "9" * 5000, "-1", "1.5", "two"])
-def test_a_line_whose_number_of_partitions_is_none_is_skipped(tmp_path: Path, count: str) -> None:
+def test_a_line_without_a_number_of_partitions_is_skipped(tmp_path: Path, count: str) -> None:
     root = broker_root(tmp_path)
     take(root)
     with (root / "kl-adopted-topics").open("a") as file:

@@ -796,7 +796,7 @@ def test_a_deleted_topic_is_copied_again_once_nothing_of_it_is_left(
     assert not store.state().deleting
 
 
-def test_a_deleted_topic_with_records_beside_those_of_others_is_not_copied_again(
+def test_a_deleted_topic_in_shared_objects_is_not_copied_again(
     source: DirectoryLog, store: ObjectLog
 ) -> None:
     appends(source, "t", "a")

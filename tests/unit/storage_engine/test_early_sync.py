@@ -99,7 +99,7 @@ def test_a_file_is_closed_only_when_no_sync_of_it_is_under_way(tmp_path: Path) -
     os.close(fd)
 
 
-def test_a_failed_sync_is_told_as_often_as_is_asked(tmp_path: Path) -> None:
+def test_a_failed_sync_is_reported_on_every_call(tmp_path: Path) -> None:
     with files.closing(files.open_empty(tmp_path / "file")) as fd:
         early = EarlySync(fd)
         with file_system.replaced(Synced(OSError(errno.EIO, "it broke"))):

@@ -82,7 +82,7 @@ HARMLESS = [
 
 @pytest.mark.parametrize("name", HARMLESS)
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b"not one of ours" * 20])
-def test_a_foreign_file_beside_ours_changes_nothing(
+def test_a_foreign_file_next_to_ours_changes_nothing(
     judge: Judge, name: str, content: bytes
 ) -> None:
     (judge.root.path / "t-0" / name).write_bytes(content)
@@ -90,7 +90,7 @@ def test_a_foreign_file_beside_ours_changes_nothing(
 
 
 @pytest.mark.parametrize("name", ["directory", "00000000000000000099.log", "0.log.deleted"])
-def test_a_foreign_directory_beside_ours_changes_nothing(judge: Judge, name: str) -> None:
+def test_a_foreign_directory_next_to_ours_changes_nothing(judge: Judge, name: str) -> None:
     (judge.root.path / "t-0" / name).mkdir()
     assert judged(judge) in {"whole", "refused"}
 

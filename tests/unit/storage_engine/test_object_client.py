@@ -52,7 +52,7 @@ def test_an_object_is_replaced_while_it_has_its_tag(client: ObjectClient) -> Non
     assert second.data == b"2"
 
 
-def test_a_missing_object_is_none_and_a_range_of_one_is_an_error(client: ObjectClient) -> None:
+def test_a_missing_object_reads_as_none_and_a_range_of_it_is_an_error(client: ObjectClient) -> None:
     assert client.get("x") is None
     assert client.head("x") is None
     with pytest.raises(ObjectMissingError, match=r"memory://.*/a/b/x: the object is missing"):
@@ -300,7 +300,7 @@ def test_a_failure_says_what_to_do_and_repeats_no_text(
     assert SECRET not in str(found)
 
 
-def test_a_bucket_that_is_missing_is_no_missing_object() -> None:
+def test_a_missing_bucket_differs_from_a_missing_object() -> None:
     text = "status code: 404 Not Found: <Code>{}</Code>"
     missing = failure.described("GET", "x", FileNotFoundError(text.format("NoSuchKey")))
     assert type(missing) is ObjectMissingError

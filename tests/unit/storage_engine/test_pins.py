@@ -157,7 +157,7 @@ def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: DirectoryLog) 
     "content",
     [b"", b"[" * 200_000, b'{"version":1,"number":1,"topics":{"t":["x",[[1,1,Infinity]]]}}'],
 )
-def test_a_pin_that_is_none_holds_nothing_and_stops_nobody(
+def test_a_malformed_pin_holds_nothing_and_stops_nobody(
     engine: DirectoryLog, content: bytes
 ) -> None:
     pinned(engine).path.write_bytes(content)

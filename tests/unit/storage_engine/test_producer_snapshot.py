@@ -306,7 +306,7 @@ def test_the_latest_above_the_log_start_and_not_above_the_end_counts(
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "garbage"])
-def test_a_damaged_one_is_passed_over_and_left_where_it_is(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_snapshot_is_skipped_and_kept(tmp_path: Path, damage: str) -> None:
     take(tmp_path, 1)
     take(tmp_path, 2)
     whole = at(tmp_path, 2).read_bytes()

@@ -137,7 +137,7 @@ def test_the_first_batch_seen_may_have_any_sequence() -> None:
     assert (entry.producer_epoch, entry.last_sequence, entry.last_offset) == (5, 16, 735)
 
 
-def test_a_gap_in_the_sequence_is_no_fault() -> None:
+def test_a_gap_in_the_sequence_is_accepted() -> None:
     assert state(data(P, 0, sequence=0), data(P, 1, sequence=3)).entries[P].last_sequence == 3
 
 
@@ -322,7 +322,7 @@ def test_a_control_batch_with_a_record_needs_what_it_says() -> None:
 
 
 @pytest.mark.parametrize("kind", [2, 6, 7, -1])
-def test_a_control_record_that_is_no_marker_is_passed_over(kind: int) -> None:
+def test_a_control_record_other_than_a_marker_is_skipped(kind: int) -> None:
     producers = state(data(P, 0, transactional=True))
     assert producers.append(marker(P, 1).header, ControlRecord(kind, 0)) is None
     assert (producers.first_unstable_offset(), producers.end_offset) == (0, 2)

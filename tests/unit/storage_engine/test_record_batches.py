@@ -121,7 +121,7 @@ def test_a_value_of_none_is_a_tombstone_in_a_dict_too(log: KafkaLog) -> None:
     ],
     ids=repr,
 )
-def test_headers_are_a_mapping_or_pairs_or_as_they_are_read(log: KafkaLog, headers: Any) -> None:
+def test_append_takes_headers_as_mapping_pairs_or_as_read(log: KafkaLog, headers: Any) -> None:
     log.append("t", [("k", "v", headers)], now_ms=TIME_MS)
     log.append("t", [{"key": "k", "value": "v", "headers": headers}], now_ms=TIME_MS)
     read = [{"key": "by", "value": b"ann"}, {"key": "at", "value": None}]

@@ -467,7 +467,7 @@ def test_a_batch_that_keeps_all_is_returned_byte_for_byte() -> None:
     assert filtered(horizon, [True] * 3, 5000) == horizon
 
 
-def test_a_batch_that_keeps_none_is_none() -> None:
+def test_a_batch_that_keeps_no_record_is_dropped() -> None:
     assert filtered(batch_data(ITEMS, **SEALED), [False] * 3) is None
 
 

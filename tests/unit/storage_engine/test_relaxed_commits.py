@@ -106,7 +106,7 @@ def test_nothing_is_committed_before_they_can_be_written_again(
     assert values(engine) == [b"0", b"1", b"2", b"3"]
 
 
-def test_only_what_may_be_lost_is_written_again(
+def test_a_failed_sync_rewrites_only_unsynced_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = begun(tmp_path / "log")

@@ -85,7 +85,7 @@ def test_a_torn_tail_of_a_copy_does_not_count(tmp_path: Path) -> None:
     assert found == [row for row in written if row[0] != 0 or row[1] < 30]
 
 
-def test_a_directory_without_segments_is_no_copy(tmp_path: Path) -> None:
+def test_a_directory_without_segments_does_not_count_as_a_copy(tmp_path: Path) -> None:
     (tmp_path / "dbus-1").mkdir()
     (tmp_path / "dbus-1" / "notes.log").write_text("no segment")
     with pytest.raises(InvalidInputError, match="no log here"):

@@ -389,7 +389,7 @@ def test_any_act_of_a_deletion_that_fails_once_leaves_the_topic_or_none(tmp_path
     assert n > 5
 
 
-def test_a_creation_that_died_beside_a_deletion_is_done_again(
+def test_a_creation_that_died_during_a_deletion_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = filled(tmp_path)

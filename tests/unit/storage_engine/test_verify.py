@@ -406,7 +406,7 @@ def test_leader_epochs_of_a_commit_that_died_are_no_damage(root: Path) -> None:
     assert damage(root) == []
 
 
-def test_a_leader_epoch_that_a_lower_one_has_replaced_is_no_damage(tmp_path: Path) -> None:
+def test_a_leader_epoch_replaced_by_a_lower_one_is_not_damage(tmp_path: Path) -> None:
     engine = DirectoryLog(tmp_path)
     engine.create_topic("t")
     for steps in ([(0, 2), (1, 5), (2, 6)], [(3, 3), (4, 3)]):

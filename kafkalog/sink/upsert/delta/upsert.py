@@ -76,9 +76,9 @@ class DeltaUpsert(Upsert):
     micro-batches cost less than many small ones. OPTIMIZE and VACUUM are up to you. Delta's RESTORE
     brings back the rows but not the position, so rebuild the table after it.
 
-    The positions are in the commits. Delta forgets commits after `delta.logRetentionDuration` (30
-    days). If other writers alone commit for that long, the table forgets its positions: a view is
-    then rebuilt, and a query of your own continues with a warning.
+    The positions are in the commits. If nobody but other writers commits for
+    `delta.logRetentionDuration` (30 days), Delta drops the commit that holds our position. A view
+    is then rebuilt, and a query of your own continues with a warning.
 
     `Upsert` describes the other arguments and the errors. End offsets below those of an earlier
     micro-batch are refused, like a lower batch id. The exception is the last micro-batch, which

@@ -92,7 +92,7 @@ def read_message(name: str, version: int, data: bytes, start: int = 0) -> tuple[
 def read_key(topic: str, key: bytes) -> tuple[int, str | None, Message]:
     """Return the number and the name of a record's type, and the fields of its key.
 
-    For an unknown type, which has no fields here, the name is None. Raises ValueError.
+    An unknown type has no name (None) and no fields here. Raises ValueError.
     """
     number = _version(key)
     name = record_name(topic, number)

@@ -87,7 +87,7 @@ os.register_at_fork(
 class _Descriptor:
     """An open lock file: a context manager, and closed by `close`.
 
-    Its number is None if the file is missing and was not, or cannot be, created.
+    If the file is missing and was not, or cannot be, created, it has no number (None).
     """
 
     __slots__ = ("_generation", "fd")

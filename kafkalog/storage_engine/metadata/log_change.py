@@ -128,7 +128,7 @@ class LogChange:
         *,
         keys_may_move: bool = False,
     ) -> TopicState:
-        """Set configs, delete those whose new value is None, and add partitions.
+        """Set configs, delete those with None as their new value, and add partitions.
 
         `check_grows` says when partitions are refused. Raises InvalidInputError.
         """

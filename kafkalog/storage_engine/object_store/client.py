@@ -94,7 +94,7 @@ class ObjectEntry:
 
 
 class ObjectReader(Protocol):
-    """A reader of parts of objects: a client, or files that stand in for some."""
+    """A reader of parts of objects: a client, or files that replace some."""
 
     @property
     def address(self) -> StoreAddress:

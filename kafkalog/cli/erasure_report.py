@@ -202,7 +202,7 @@ def _notes(
         verb = "of another key has" if last.mentions == 1 else "of other keys have"
         yield (
             f"{counted(last.mentions, 'record')} {verb} the bytes of a key in key, value or "
-            "headers; that is no occurrence of its own record (with --strict it counts as one)"
+            "headers; that is not an occurrence of its own record (with --strict it counts as one)"
         )
     if keys.mention_gap:
         yield f"values and headers of other records were not searched: {keys.mention_gap}"

@@ -367,7 +367,7 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
     ]
     for each in (wrong, as_segment):
         for act in acts:
-            with pytest.raises(InvalidInputError, match="is no staged file below the log"):
+            with pytest.raises(InvalidInputError, match="is not a staged file below the log"):
                 act(each)
     assert place.exists() and (tmp_path / place.name).exists()
     assert records(log, "t") == before

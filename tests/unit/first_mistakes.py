@@ -42,7 +42,7 @@ def error_of(
     here = line.replace("/data/", f"{directory}/")
     if line.startswith("kafkalog "):
         assert command is not None
-        said = command(*shlex.split(here)[1:]).err
+        said = str(command(*shlex.split(here)[1:]).err)
     else:
         try:
             exec(compile(here, line, "exec"), names)

@@ -27,7 +27,7 @@ def config_value(name: str, text: str) -> str:
         return text
     if found[2] not in units:
         raise InvalidInputError(
-            f"config {name}: {found[2]!r} is no unit (expected one of {', '.join(units)})"
+            f"config {name}: {found[2]!r} is not a unit (expected one of {', '.join(units)})"
         )
     return str(int(found[1]) * units[found[2]])
 

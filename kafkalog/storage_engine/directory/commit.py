@@ -175,8 +175,8 @@ def _check_names(staged: Sequence[StagedMessage | None]) -> None:
         for file in message.files if message else ():
             if not layout.is_staged_path(file.name):
                 raise InvalidInputError(
-                    f"{file.name!r} is no staged file below the log's directory: the message was "
-                    "not made by a task of kafkalog"
+                    f"{file.name!r} is not a staged file below the log's directory: the message "
+                    "was not made by a task of kafkalog"
                 )
 
 

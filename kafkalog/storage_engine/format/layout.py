@@ -604,7 +604,7 @@ def seen_by_stored(name: str) -> int:
     """
     match = _STORED_DATA_NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no data object")
+        raise ValueError(f"{name!r} is not a data object")
     return int(match[1])
 
 

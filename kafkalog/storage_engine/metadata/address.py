@@ -179,5 +179,5 @@ def _path_of_uri(uri: str) -> Path:
         meant = str(Path.cwd() / path)
         raise InvalidInputError(f"{place} is relative; did you mean 'file://{meant}'?")
     if "\0" in path or parts.query or parts.fragment:
-        raise InvalidInputError(f"{place} is no plain file: URI; write ? and # as %3F and %23")
+        raise InvalidInputError(f"{place} is not a plain file: URI; write ? and # as %3F and %23")
     return Path(path)

@@ -55,7 +55,7 @@ def partitions_to_adopt(root: Path) -> list[tuple[str, int]]:
             "of an ordinary topic (a controller's metadata and internal topics stay with Kafka)"
         )
     raise InvalidInputError(
-        f"{root}: this is no broker's log directory: it has no {layout.META_PROPERTIES}, and no "
+        f"{root}: this is not a broker's log directory: it has no {layout.META_PROPERTIES}, and no "
         f"directory of a partition (topic-0) with a segment (such as "
         f"{layout.segment_file(0, layout.LOG)}){nearby(root)}"
     )
@@ -228,6 +228,6 @@ def check_is_free(root: Path) -> None:
     )
     if foreign and not (root / layout.COMMIT).exists():
         raise InvalidInputError(
-            f"{root}: the directory is not empty (it has {foreign[0]!r}) and is no log"
+            f"{root}: the directory is not empty (it has {foreign[0]!r}) and is not a log"
             f"{nearby(root) or '; choose an empty or a new directory'}"
         )

@@ -291,8 +291,8 @@ def check_grows(topic: TopicState, partitions: int, *, is_compacted: bool) -> No
     if is_compacted:
         raise InvalidInputError(
             f"topic {name!r} is compacted, and with {partitions} partitions instead of {count} its "
-            "keys go elsewhere: a key's old record stays in the old partition, beside the new one. "
-            "Copy the topic to one with more partitions, or permit it with keys_may_move=True "
+            "keys go elsewhere: a key's old record stays in the old partition, next to the new one."
+            " Copy the topic to one with more partitions, or permit it with keys_may_move=True "
             "(--keys-may-move)."
         )
 

@@ -355,7 +355,7 @@ def _check_topic(name: str, topic_id: str, partitions: int) -> None:
     if fault := layout.topic_name_fault(name):
         raise ValueError(fault)
     if not _TOPIC_ID.fullmatch(topic_id):
-        raise ValueError(f"topic {name!r}: {topic_id!r} is no topic id")
+        raise ValueError(f"topic {name!r}: {topic_id!r} is not a topic id")
     if not 0 < partitions <= layout.PARTITIONS_MAX:
         raise ValueError(f"topic {name!r}: {partitions} partitions")
 

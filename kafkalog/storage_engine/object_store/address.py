@@ -131,7 +131,7 @@ class StoreAddress:
             )
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise InvalidInputError(
-                f"option {ENDPOINT!r} is no address of a server "
+                f"option {ENDPOINT!r} is not the address of a server "
                 f"(expected https://host, found {self.endpoint!r})."
             )
         if parts.scheme == "http" and not self.allow_http:

@@ -41,7 +41,7 @@ def record_batches(records: Any, *, drop_extra: bool = False) -> list[pa.RecordB
     if not isinstance(records, Iterable) or isinstance(records, _SINGLE):
         advice = " A dict of keys and values has .items()." if _is_of_values(records) else ""
         raise InvalidInputError(
-            "records: no list of records (expected tuples or dicts in a list, found "
+            "records: not a list of records (expected tuples or dicts in a list, found "
             f"{type(records).__name__}). {_FORMS}{advice}"
         )
     rows = [
@@ -65,7 +65,7 @@ def _as_tuple(place: int, record: Any, drop_extra: bool) -> tuple[Any, ...]:
         return tuple(record)
     if not isinstance(record, Mapping):
         raise InvalidInputError(
-            f"records[{place}]: no record (expected a tuple or a dict, found "
+            f"records[{place}]: not a record (expected a tuple or a dict, found "
             f"{type(record).__name__} {shown(record)}). {_FORMS}"
         )
     for name in record:
@@ -92,7 +92,7 @@ def _of_tuples(rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
     if not sizes <= _SIZES:
         place = next(place for place, row in enumerate(rows) if len(row) not in _SIZES)
         raise InvalidInputError(
-            f"records[{place}]: no record (expected (key, value[, headers, timestamp]), found a "
+            f"records[{place}]: not a record (expected (key, value[, headers, timestamp]), found a "
             f"tuple of {len(rows[place])}). {_FORMS}"
         )
     columns = {

@@ -39,7 +39,7 @@ def to_bytes(value: bytes | bytearray | str | None) -> bytes | None:
 def to_int64(number: int) -> int:
     """Return a timestamp or a partition's number."""
     if isinstance(number, bool) or not hasattr(number, "__index__"):
-        raise TypeError(f"{type(number).__name__} is no whole number")
+        raise TypeError(f"{type(number).__name__} is not a whole number")
     found = operator.index(number)
     if abs(found) > layout.INT64_MAX:
         raise ValueError(f"{found} takes more than 64 bits")
@@ -63,7 +63,7 @@ def to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None
     if headers is None:
         return None
     if isinstance(headers, str | bytes | bytearray | memoryview):
-        raise TypeError(f"{type(headers).__name__} is no list of headers: {_HEADER_FORMS}")
+        raise TypeError(f"{type(headers).__name__} is not a list of headers: {_HEADER_FORMS}")
     if isinstance(headers, Mapping):
         if set(headers) == _HEADER:
             raise TypeError(f"one header must be in a list too: {_HEADER_FORMS}")

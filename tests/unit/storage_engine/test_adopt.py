@@ -403,7 +403,7 @@ def test_a_wrong_config_is_refused_before_anything_changes(
 def test_a_directory_without_partitions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no such directory"):
         take(tmp_path / "missing")
-    with pytest.raises(InvalidInputError, match=r"no broker's log directory"):
+    with pytest.raises(InvalidInputError, match=r"not a broker's log directory"):
         take(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] in ([], [".lock"])
 

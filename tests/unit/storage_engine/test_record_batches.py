@@ -162,7 +162,7 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
 @pytest.mark.parametrize(
     ("record", "told"),
     [
-        ("ab", "records[1]: no record (expected a tuple or a dict, found str 'ab')"),
+        ("ab", "records[1]: not a record (expected a tuple or a dict, found str 'ab')"),
         (b"ab", "found bytes b'ab'"),
         (bytearray(b"ab"), "found bytearray"),
         (memoryview(b"ab"), "found memoryview"),
@@ -171,7 +171,10 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         ({"k", "v"}, "found set"),
         (pa.array(["k", "v"]), "found StringArray"),
         (iter(("k", "v")), "found tuple_iterator"),
-        (("k",), "records[1]: no record (expected (key, value[, headers, timestamp]), found a tup"),
+        (
+            ("k",),
+            "records[1]: not a record (expected (key, value[, headers, timestamp]), found a tup",
+        ),
         (("k", "v", None, None, 0), "found a tuple of 5"),
         ({"apple": "1"}, "records[1]: unknown field 'apple' (expected key, value, headers, times"),
         ({"key": "k", "val": "v"}, "records[1]: unknown field 'val' (expected key, value, headers"),
@@ -186,15 +189,15 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         ((("k", "v"), ("k", "v")), "records[1]: key: tuple is neither bytes nor text"),
         ({"key": {"a": "b"}, "value": "v"}, "records[1]: key: dict is neither bytes nor text"),
         (("k", "\ud800"), "records[1]: value: 'utf-8' codec can't encode"),
-        (("k", "v", "ab"), "records[1]: headers: str is no list of headers"),
+        (("k", "v", "ab"), "records[1]: headers: str is not a list of headers"),
         (("k", "v", ["ab"]), "records[1]: headers: a header is a pair, not 'ab'"),
         (("k", "v", TIME_MS), "records[1]: headers: 'int' object is not iterable"),
         (
             ("k", "v", {"key": "a", "value": "b"}),
             "records[1]: headers: one header must be in a ",
         ),
-        (("k", "v", None, "1"), "records[1]: timestamp: str is no whole number"),
-        (("k", "v", None, True), "records[1]: timestamp: bool is no whole number"),
+        (("k", "v", None, "1"), "records[1]: timestamp: str is not a whole number"),
+        (("k", "v", None, True), "records[1]: timestamp: bool is not a whole number"),
         ({"value": "v", "timestamp": 2**63}, "records[1]: timestamp: 9223372036854775808 takes"),
     ],
 )
@@ -211,11 +214,14 @@ def test_what_is_no_record_is_named_and_nothing_of_the_append_is_written(
 @pytest.mark.parametrize(
     ("records", "told"),
     [
-        (("k1", "v1"), "records[0]: no record (expected a tuple or a dict, found str 'k1')"),
+        (("k1", "v1"), "records[0]: not a record (expected a tuple or a dict, found str 'k1')"),
         (("k1", None), "found str 'k1'"),
         ((b"k1", b"v1"), "found bytes b'k1'"),
         (["ab"], "found str 'ab'"),
-        ({"key": "k1", "value": "v1"}, "records: no list of records (expected tuples or dicts in"),
+        (
+            {"key": "k1", "value": "v1"},
+            "records: not a list of records (expected tuples or dicts in",
+        ),
         ({"apple": "1"}, "found dict). "),
         ("ab", "found str)"),
         ("", "found str)"),

@@ -3,6 +3,8 @@
 Within a partition the higher offset is newer. A key may occur in two partitions if the topic has
 grown or a producer chose partitions itself. Then the partition whose latest record of the key has
 the higher timestamp wins. Records without a key are left out.
+
+Where rows have a version, the larger one is newer, and this order decides between equal ones.
 """
 
 from __future__ import annotations
@@ -53,11 +55,16 @@ def latest_per_key(df: DataFrame, parts: int | None = None) -> DataFrame:
 
 
 def latest_rows(
-    rows: DataFrame, record: Sequence[str], parts: int | None = None, keys: Sequence[str] = ("key",)
+    rows: DataFrame,
+    record: Sequence[str],
+    parts: int | None = None,
+    keys: Sequence[str] = ("key",),
+    version: str | None = None,
 ) -> DataFrame:
     """Return the latest row per key, which the columns `keys` make.
 
-    `record`: the columns of topic, partition, offset and timestamp.
+    `record`: the columns of topic, partition, offset and timestamp. `version`: the column of the
+    rows' versions, if they have any; none is null.
     """
     from pyspark.sql import functions as F
 
@@ -66,8 +73,11 @@ def latest_rows(
     # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
     key = list(map(quoted, keys))
     spread = rows.repartition(*key) if parts is None else rows.repartition(parts, *key)
-    by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, offset).alias("row"))
-    age = F.struct(f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
+    first = [] if version is None else [F.col(quoted(version))]
+    newest = F.struct(*first, F.col(offset)) if first else F.col(offset)
+    by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, newest).alias("row"))
+    held = [] if version is None else [F.col("row")[version]]
+    age = F.struct(*held, f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
     return by_partition.groupBy(*key).agg(F.max_by("row", age).alias("row")).select("row.*")
 
 

@@ -39,6 +39,8 @@ REMEDY = (
 )
 """What to do about a record that does not fit."""
 _RAW = ("key", "value", "topic", "partition", "offset")
+_VERSIONS = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
+"""Types whose values have one order in all targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class UpsertRows:
     types: list[DataType]
     keys: list[str]
     """The columns of the table's key."""
+    version: str | None = None
+    """The column with the rows' versions, if they have any."""
 
 
 class RowShape:
@@ -82,6 +86,12 @@ class RowShape:
 
     `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
 
+    `version` names a column of the rows: the row with the larger version wins, whatever the order
+    in which they come. Of equal versions the one with the higher offset wins. The column has whole
+    numbers, dates or timestamps. A row whose version is null is bad, also a deletion. A plain
+    tombstone has no version, so let `select` make one, for example of the record's timestamp.
+    `select` is a list then.
+
     A record is bad if its value, or its key, is not a document of the fields, or if a field of the
     key is null. It is also bad if `select` says so, or makes a null key. It fails the micro-batch,
     and the error names the record. With `leaves_out_bad` it makes no row, and an earlier record of
@@ -96,6 +106,7 @@ class RowShape:
         key_type: str = "binary",
         key: str | Sequence[str] = "key",
         leaves_out_bad: bool = False,
+        version: str | None = None,
         **documents: Unpack[DocumentArguments],
     ) -> None:
         if isinstance(key, (str, list, tuple)):
@@ -133,6 +144,12 @@ class RowShape:
                 'a select function leaves out bad records itself (expected on_bad_record="fail"). '
                 "Filter them in the function, or give select as a list."
             )
+        if version is not None and callable(select):
+            raise InvalidInputError(
+                "a select function gets the latest record by offset (expected a list with version, "
+                "found a function). Give select as a list."
+            )
+        self.version = version
         self._select = select
         self._schema = schema
         self._key = "key" if key_type == "binary" else "cast(key as string) as key"
@@ -198,13 +215,16 @@ class RowShape:
         The expressions of a `select` list may give one row's key to records of several keys. An
         earlier record counts if the latest one is bad and left out.
         """
-        return not self._leaves_out_bad and (self._select is None or callable(self._select))
+        if self._leaves_out_bad or self.version is not None:
+            return False
+        return self._select is None or callable(self._select)
 
     def rows(self, df: DataFrame, *, latest: bool, parts: int | None = None) -> UpsertRows:
         """Return the rows of a micro-batch's records; records without a key make none.
 
         With `latest` Spark reduces them to the latest per key, in `parts` tasks (default: Spark's
         own number). Without it the target must do so, which a `select` function does not allow.
+        Rows with versions are always reduced.
         Raises InvalidInputError if columns are missing.
         """
         from pyspark.sql import functions as F
@@ -218,10 +238,10 @@ class RowShape:
             reason = F.coalesce(_bad(shaped), self._null_key(shaped.columns))
             names = [name for name in shaped.columns if not _is_bad(name)]
             return self._checked(shaped, _deletion(shaped), _record_of(shaped), reason, names)
+        latest = latest or self.version is not None
         # Other keys than the records' are made, and bad records left out, before the reduction.
-        is_before = (
-            latest and self._select is None and self._has_own_key and not self._leaves_out_bad
-        )
+        is_before = latest and self._has_own_key and self._select is None
+        is_before &= not self._leaves_out_bad and self.version is None
         marked = self._marked(latest_per_key(df, parts) if is_before else with_keys(df))
         names = list(marked.columns)[len(RECORD) + 2 :]
         if self._leaves_out_bad:
@@ -236,7 +256,8 @@ class RowShape:
         )
         if not latest or is_before:
             return rows
-        return replace(rows, frame=latest_rows(rows.frame, list(RECORD), parts, self.keys))
+        reduced = latest_rows(rows.frame, list(RECORD), parts, self.keys, self.version)
+        return replace(rows, frame=reduced)
 
     def bad_records(self, df: DataFrame) -> DataFrame:
         """Return the bad records of a micro-batch, with the columns of `df` and `kl_reason`."""
@@ -247,6 +268,16 @@ class RowShape:
 
     def _marked(self, records: DataFrame, *more: Column) -> DataFrame:
         """Return `kl_deleted`, the record's columns, `more`, `kl_reason`, then the row's own."""
+        from pyspark.sql import functions as F
+
+        marked = self._shaped(records, *more)
+        if self.version is None:
+            return marked
+        check_version(self.version, marked.schema)
+        is_null = F.when(column_of(self.version).isNull(), f"its version {self.version} is null")
+        return marked.withColumn(REASON, F.coalesce(REASON, is_null))
+
+    def _shaped(self, records: DataFrame, *more: Column) -> DataFrame:
         from pyspark.sql import functions as F
 
         if form := self._record_form():
@@ -339,7 +370,7 @@ class RowShape:
             DELETED, *RECORD, *[checked if name == first else column_of(name) for name in names]
         )
         types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
-        return UpsertRows(frame, names, types, self.keys)
+        return UpsertRows(frame, names, types, self.keys, self.version)
 
 
 def _can_parse() -> bool:
@@ -440,6 +471,18 @@ def record_fault(reason: Column | str) -> Column:
     columns = [F.col(name) for name in list(RECORD)[:3]]
     found = F.lit(reason) if isinstance(reason, str) else reason
     return F.raise_error(F.format_string(f"%s-%s offset %s: %s. {REMEDY}", *columns, found))
+
+
+def check_version(name: str, schema: StructType) -> None:
+    """Raise InvalidInputError if rows lack the column of versions, or its values have no order."""
+    known = {field.name: field.dataType for field in schema.fields}
+    if name not in known or name.startswith("kl_"):
+        raise InvalidInputError(f"version names the column {name}, which the rows lack.")
+    if known[name].typeName() not in _VERSIONS:
+        raise InvalidInputError(
+            f"version={name!r}: its column is {known[name].simpleString()} (expected a whole "
+            "number, a date or a timestamp). Cast it with select."
+        )
 
 
 def _check_names(names: Sequence[str]) -> None:

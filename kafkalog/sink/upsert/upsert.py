@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Final, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
@@ -29,6 +29,7 @@ from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, m
 from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
 from kafkalog.values.record_form import DocumentArguments
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("kafkalog.sink")
+DELETE_RETENTION_MS: Final = 86_400_000
+"""How long the version of a deleted row is remembered: the default of `delete.retention.ms`."""
 _applied: dict[tuple[str, str], tuple[str, int]] = {}
 """Per (table, query): its run, and the last micro-batch that this process applied."""
 
@@ -123,6 +126,8 @@ class UpsertArguments(DocumentArguments, total=False):
     on_new_column: str
     reset_writer: bool
     replace_first: bool
+    version: str | None
+    delete_retention_ms: int
 
 
 class Upsert(ABC):
@@ -176,6 +181,8 @@ class Upsert(ABC):
         on_new_column: str = "fail",
         reset_writer: bool = False,
         replace_first: bool = False,
+        version: str | None = None,
+        delete_retention_ms: int = DELETE_RETENTION_MS,
         **documents: Unpack[DocumentArguments],
     ) -> None:
         if not table or "\0" in table:
@@ -190,8 +197,14 @@ class Upsert(ABC):
             key_type=key_type,
             key=key,
             leaves_out_bad=self.bad_records.are_left_out,
+            version=version,
             **documents,
         )
+        self.delete_retention_ms = whole_number("delete_retention_ms", delete_retention_ms)
+        if delete_retention_ms < 0:
+            raise InvalidInputError(
+                f"delete_retention_ms: expected 0 or more, found {delete_retention_ms}"
+            )
         self.adds_columns = on_new_column == "add"
         self.name = name
         self.checkpoint = None if checkpoint is None else fspath(checkpoint)

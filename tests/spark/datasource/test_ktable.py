@@ -60,7 +60,10 @@ def test_a_table_shows_at_every_action_what_the_log_holds_then(spark: Any, tmp_p
 
     assert frame.columns[:3] == ["_key", "id", "key"]
     assert sorted((text(row["_key"]), row.id) for row in frame.collect()) == [("a", 3), ("b", 2)]
-    append_compacted(log_in(tmp_path), ("a", None), ("c", "no json"))
+    assert table.count() == frame.count() == 2
+    append_compacted(log_in(tmp_path), ("a", None), ("c", "no json"), ("d", ""))
+    assert table.count() == table.df().count() == 3
+    append_compacted(log_in(tmp_path), ("d", None))
     rows = spark.sql("SELECT cast(key AS string) AS key, id FROM t_view ORDER BY key").collect()
     assert [(row.key, row.id) for row in rows] == [("b", 2), ("c", None)]
 

@@ -88,6 +88,11 @@ class DeltaUpsert(Upsert):
     def __init__(self, table: str | PathLike[str], **given: Unpack[UpsertArguments]) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(address, **given)
+        if self.shape.version is not None:
+            raise InvalidInputError(
+                "DeltaUpsert takes no version=. Leave it out, or give SQLiteUpsert or "
+                "PostgresUpsert."
+            )
         self._in_sql = f"delta.{quoted(address)}" if "/" in address else _in_sql(address)
         self._seen: UpsertCommit | None = None
         """What `positions` has found, until a micro-batch is applied."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from psycopg.sql import SQL, Composed, Identifier
 
     from kafkalog.sink.upsert.postgres.table import Column, PostgresTable
+    from kafkalog.sink.upsert.postgres.versions import PostgresVersions
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -103,6 +104,8 @@ class Merge:
 
     table: PostgresTable
     staged: StagedMerge
+    versions: PostgresVersions | None = None
+    """The versions of the rows, if they have any: older rows do not count."""
 
     def run(self, connection: Connection, *, is_replacing: bool) -> None:
         """Apply the rows in the caller's transaction.
@@ -134,6 +137,12 @@ class Merge:
                     raise
                 stored = in_order
         self._check_kept(connection, stored)
+
+    def remember(
+        self, connection: Connection, versions: PostgresVersions, times: tuple[int, int]
+    ) -> None:
+        """Remember the versions of deleted rows, after the merge; see `PostgresVersions`."""
+        versions.remember(connection, self._rows(), self._values(), times)
 
     def _apply(self, connection: Connection, *, is_replacing: bool, is_empty: bool) -> int:
         """Apply the rows; return how many PostgreSQL has stored."""
@@ -379,11 +388,12 @@ class Merge:
         chosen = [
             SQL("{} AS {}").format(column.value(), sql_name(column.name))
             for column in self.staged.target.columns
-            if column.name in self.table.keys or not has_keys_alone
+            if column.name in self.table.keys or not has_keys_alone or self.versions is not None
         ]
-        return SQL("SELECT {}, {} FROM {} WHERE {} = ANY(%(attempts)s)").format(
+        rows = SQL("SELECT {}, {} FROM {} WHERE {} = ANY(%(attempts)s)").format(
             SQL(", ".join([DELETED, *RECORD])), SQL(", ").join(chosen), self._source, SQL(ATTEMPT)
         )
+        return rows if self.versions is None else self.versions.but_older(rows)
 
     def _latest(self, *, is_narrow: bool = False, has_keys_alone: bool = False) -> Composed:
         """Return the query for the latest row of each key; narrow: keys with a deletion only."""

@@ -11,6 +11,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import one, run, sql_name
 from kafkalog.sink.upsert.postgres.types import changes_values, column_type, staged_type
+from kafkalog.sink.upsert.postgres.versions import deletions_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -275,7 +276,10 @@ class PostgresTable:
     def _create(
         self, connection: Connection, names: Sequence[str], types: Sequence[DataType]
     ) -> None:
-        """Create the table; delete the positions of a dropped table of the same name."""
+        """Create the table; delete the positions of a dropped table of the same name.
+
+        What is known of its deleted rows goes too.
+        """
         from psycopg.sql import SQL
 
         declared = [
@@ -296,6 +300,8 @@ class PostgresTable:
                 SQL("DELETE FROM {} WHERE target_table = %s").format(self.beside(_POSITIONS)),
                 (self.name,),
             )
+            deletions = self.beside(deletions_of(self.name))
+            run(connection, SQL("DROP TABLE IF EXISTS {}").format(deletions))
 
     def _check_schema(self, connection: Connection) -> None:
         query = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.extras import install_command
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import (
     address,
@@ -52,6 +53,7 @@ from kafkalog.sink.upsert.postgres.table import (
     check_names,
 )
 from kafkalog.sink.upsert.postgres.types import for_postgres
+from kafkalog.sink.upsert.postgres.versions import PostgresVersions
 from kafkalog.sink.upsert.rows import REMEDY, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 
@@ -193,10 +195,11 @@ class PostgresUpsert(Upsert):
         return table, table.prepare(connection, names, types)
 
     def _apply(self, df: DataFrame, batch: Batch, position: Position | None) -> None:
-        rows = self.shape.rows(df, latest=not self.shape.is_row_by_row)
+        count_max = batch.record_count_max(position)
+        parts = None if self.shape.version is None else parts_for(count_max)
+        rows = self.shape.rows(df, latest=not self.shape.is_row_by_row, parts=parts)
         check_names(self.where, rows.names)
         frame = for_postgres(rows.frame, rows.names, rows.types)
-        count_max = batch.record_count_max(position)
         packed = None
         if count_max is not None and count_max <= _SMALL:
             packed = PackingTask(_PACKED_SIZE_MAX).collect(frame)
@@ -269,16 +272,21 @@ class PostgresUpsert(Upsert):
             all(result.seems_unique for result in results),
             [record for result in results for record in result.refused],
         )
+        versions = None
+        if self.shape.version is not None:
+            given = connection, table, self.shape.version, target.columns
+            versions = PostgresVersions.prepare(*given)
+        merge = Merge(table, staged, versions)
         while True:
             try:
-                return self._merge(connection, table, batch, staged, df)
+                return self._merge(connection, merge, batch, df)
             except _RefusedError as fault:
-                merge = Merge(table, staged)
                 refused = self._refused(connection, batch, merge, fault)
                 if not refused:  # what the trigger skips, the table has
-                    staged = replace(staged, may_be_skipped=True)
-                    continue
-                staged = merge.without(connection, refused)
+                    staged = replace(merge.staged, may_be_skipped=True)
+                else:
+                    staged = merge.without(connection, refused)
+                merge = replace(merge, staged=staged)
 
     def _refused(
         self, connection: Connection, batch: Batch, merge: Merge, fault: _RefusedError
@@ -288,6 +296,8 @@ class PostgresUpsert(Upsert):
         It is raised unless such records are left out, or if no record of the micro-batch is it. If
         a trigger skips rows, and each alone is as the table has it, the result is empty.
         """
+        if batch.is_replacing:
+            merge = replace(merge, versions=None)
         try:
             with closing(merge.misfits(connection, is_replacing=batch.is_replacing)) as misfits:
                 first = next(misfits, None)
@@ -302,15 +312,15 @@ class PostgresUpsert(Upsert):
     def _merge(
         self,
         connection: Connection,
-        table: PostgresTable,
+        merge: Merge,
         batch: Batch,
-        staged: StagedMerge,
         df: DataFrame | None,
     ) -> bool:
         """Run the transaction; repeat it if PostgreSQL ended it because of a deadlock."""
         import psycopg
 
         is_applied = False
+        table, staged, versions = merge.table, merge.staged, merge.versions
         for attempt in range(_TRIES):
             try:
                 with connection.transaction():
@@ -321,7 +331,13 @@ class PostgresUpsert(Upsert):
                     if self.is_due(batch, position):
                         self._check_gap(batch, position)
                         is_replacing = batch.is_replacing and position is None
-                        Merge(table, staged).run(connection, is_replacing=is_replacing)
+                        if is_replacing and versions is not None:
+                            versions.forget(connection)
+                            merge = replace(merge, versions=None)
+                        merge.run(connection, is_replacing=is_replacing)
+                        if versions is not None:
+                            times = batch.now_ms, batch.now_ms - self.delete_retention_ms
+                            merge.remember(connection, versions, times)
                         if is_replacing:
                             table.forget_others(connection, batch.query_id)
                         reached = batch.position(refused=len(staged.refused))

@@ -23,6 +23,7 @@ from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
 from kafkalog.sink.upsert.sqlite.staging_file import StagingFile, check_client
 from kafkalog.sink.upsert.sqlite.table import SQLiteTable, quoted
 from kafkalog.sink.upsert.sqlite.unique_indexes import check_conflict_clauses
+from kafkalog.sink.upsert.sqlite.versions import SQLiteVersions
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.sink.upsert.value_text import JSON_TYPES, document_text, instant_text
 from kafkalog.storage_engine.fs import files
@@ -204,13 +205,20 @@ class SQLiteUpsert(Upsert):
                 return False
             self._check_gap(batch, position)
             is_replacing = batch.is_replacing and position is None
+            versions = self.shape.version and SQLiteVersions(table, self.shape.version)
             self._declare_positions(connection)
             if is_replacing or not _exists(connection, self.table):
                 self._forget(connection)
+                if versions:
+                    versions.forget()
             self._prepare(table, kinds)
             if not is_replacing and not self._are_instants_checked:
                 table.check_instants(instants)
+            if versions:
+                versions.leave_out_older(is_replacing=is_replacing)
             refused += merge.run(is_replacing=is_replacing)
+            if versions:
+                versions.remember(batch.now_ms, self.delete_retention_ms)
             self._record(connection, batch, len(refused))
             if refused:
                 assert df is not None

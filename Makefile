@@ -77,8 +77,9 @@ twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and b
 	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/conformance/test_cleaner_twin.py tests/conformance/test_spark_twin.py \
 	    tests/conformance/test_sink_twin.py tests/conformance/test_schema_registry.py $(ARGS)
 
-groups-test: $(READY) $(PEERS) ## the groups of 30 brokers' worth of traffic, and all messages, beside Kafka's own tools
-	KAFKALOG_GROUPS=full $(BIN)/python -m pytest -s tests/conformance/test_groups.py tests/conformance/test_messages.py $(ARGS)
+groups-test: $(READY) $(PEERS) ## the groups of 30 brokers' worth of traffic, all messages, and 30 deaths of a cluster, beside Kafka's own tools
+	KAFKALOG_GROUPS=full $(BIN)/python -m pytest -s tests/conformance/test_groups.py tests/conformance/test_messages.py \
+	    tests/conformance/test_dead_cluster.py $(ARGS)
 
 test-peers: $(READY) $(if $(filter docker,$(KAFKALOG_PEER)),,$(PEERS)) ## what a real Kafka makes of our files, and we of its files
 	$(BIN)/python -m pytest -m peers tests/conformance $(ARGS)

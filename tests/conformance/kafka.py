@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic, PartitionMetadata
 
 from tests.conformance.installation import Installation, Process, Program, UnavailableError, chosen
 
@@ -97,7 +97,7 @@ class KafkaBroker:
         self.directory = directory
         self._installation = installation or chosen().installation
         self.log_dirs = [directory / f"log-{number}" for number in range(log_dirs)]
-        client, controller = _free_ports(2)
+        client, controller = free_ports(2)
         self.bootstrap = f"127.0.0.1:{client}"
         self.output = directory / "broker.out"
         self._properties = directory / "server.properties"
@@ -147,18 +147,19 @@ class KafkaBroker:
             directory.mkdir(parents=True, exist_ok=True)
         lines = [f"{name}={value}\n" for name, value in self._settings.items()]
         self._properties.write_text("".join(lines))
-        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        # With "=": one id in 64 begins with "-", and would be taken for an option.
-        tool = [
-            "format",
-            "--standalone",
-            f"--cluster-id={cluster_id}",
-            f"--config={self._properties}",
-        ]
+        tool = ["format", *self._quorum(), f"--config={self._properties}"]
         result = self._installation.run(
             Program.STORAGE_TOOL, *tool, directory=self.directory, timeout=START_SECONDS
         )
         assert result.status == 0, result.output + result.errors
+
+    def _quorum(self) -> list[str]:
+        """Return what `format` is told of the cluster."""
+        # With "=": one id in 64 begins with "-", and would be taken for an option.
+        return ["--standalone", f"--cluster-id={new_id()}"]
+
+    def _is_led(self, partition: PartitionMetadata) -> bool:
+        return bool(partition.leader == 1)
 
     def start(self) -> None:
         """Start the broker, and return when every partition of every topic has its leader."""
@@ -186,7 +187,7 @@ class KafkaBroker:
             except KafkaException:
                 return False
             partitions = [p for topic in known.topics.values() for p in topic.partitions.values()]
-            return bool(known.brokers) and all(p.leader == 1 for p in partitions)
+            return bool(known.brokers) and all(map(self._is_led, partitions))
         return False
 
     def _tail(self) -> str:
@@ -245,7 +246,12 @@ class KafkaBroker:
             time.sleep(0.05)
 
 
-def _free_ports(count: int) -> list[int]:
+def new_id() -> str:
+    """Return a new id, as Kafka writes one."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, all different."""
     with contextlib.ExitStack() as stack:
         ports = []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkalog.values.bad_values import found, with_reason, with_struct
 from kafkalog.values.framing import body_of, id_of, is_framed
 from kafkalog.values.spark_avro import (
+    are_flat,
     check_readable,
     decoded,
     ends,
@@ -54,9 +55,10 @@ class BareAvro:
         self._writer = schema_of(schema)
         self._reader = row_of(self._writer if other is None else schema_of(other))
         self._has_other_reader = self._reader is not self._writer
-        self._schema = marked(self._writer)
+        self._is_flat = are_flat((self._writer, self._reader))
+        self._schema = marked(self._writer, is_flat=self._is_flat)
         if self._has_other_reader:
-            given["avroSchema"] = marked(self._reader)
+            given["avroSchema"] = marked(self._reader, is_flat=self._is_flat)
         self._options = given
 
     def reader(self) -> Any:
@@ -82,7 +84,7 @@ class BareAvro:
         is_fine = whole.isNull() | (is_whole & ~has_body)
         reason = self._reason(whole, is_whole, has_body, has_head)
         frame = with_reason(frame, F.when(~is_fine, reason))
-        value = value_of(F.col(struct), self._reader, self._column)
+        value = value_of(F.col(struct), self._reader, self._column, is_flat=self._is_flat)
         return with_struct(frame, self._column, value).drop(struct)
 
     def names(self) -> list[str]:
@@ -90,7 +92,7 @@ class BareAvro:
         return names_of(self._reader, self._column)
 
     def _decoded(self, body: Column) -> Column:
-        return decoded(body, self._schema, self._options)
+        return decoded(with_marker(body), self._schema, self._options)
 
     def _is_value(self, body: Column) -> Column:
         """Return whether bytes are a value of the schema, as an encoder writes it.

@@ -66,7 +66,8 @@ class Debezium:
             makes them: `op` becomes `__op`, `lsn` becomes `__lsn`, and `source.ts_ms` becomes
             `__source_ts_ms`. An unwrapped row has them if the connector added them.
         placeholder: The connector's `unavailable.value.placeholder`, which stands for a value that
-            the database did not give: it is large, and did not change. A record with one is bad.
+            the database did not give: it is large, and did not change. An upsert keeps the value
+            of the row before. Elsewhere a record with one is bad.
         unavailable_column: The name of a further column. A record with such values is then not bad:
             the values are null, and this column has the names of their fields, null for none.
     """

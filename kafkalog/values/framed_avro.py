@@ -9,16 +9,17 @@ schema of another.
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError, SchemaClashError, SchemaNotFoundError
 from kafkalog.values.avro_schema import AvroType, clashes, is_same_record, name_of
 from kafkalog.values.bad_values import found, raised, with_reason, with_struct
-from kafkalog.values.framing import head, head_of, id_of, is_framed
+from kafkalog.values.framing import checksum, checksum_of_id, head_of, id_of, is_framed
 from kafkalog.values.spark_avro import (
+    are_flat,
     check_readable,
     decoded,
     ends,
@@ -28,6 +29,7 @@ from kafkalog.values.spark_avro import (
     schema_of,
     value_of,
     with_decoded,
+    with_marker,
 )
 
 if TYPE_CHECKING:
@@ -35,6 +37,13 @@ if TYPE_CHECKING:
 
     from kafkalog.values.registered_schema import RegisteredSchema
     from kafkalog.values.schema_registry import SchemaRegistry
+
+MISSES_MAX: Final = 100
+"""Ids that a registry does not have, for which it is asked at a time."""
+_REMEMBERED: Final = 10_000
+"""Such ids that are remembered: another time they are asked for last."""
+_BRANCHES: Final = 16
+"""Schemas in one step of the plan. A step is a method in Java, which is slow beyond 8,000 bytes."""
 
 
 class FramedAvro:
@@ -60,8 +69,12 @@ class FramedAvro:
         self._given = None if reader is None else row_of(schema_of(reader))
         self._options = dict(options or {})
         self._schemas: dict[int, RegisteredSchema] = {}
-        self._missing: dict[int, str] = {}
-        """Ids that the registry does not have, and what it says."""
+        self._missing: dict[int, None] = {}
+        """Ids that the registry did not have, in the order in which it was asked."""
+        self._missing_now: list[int] = []
+        """Those of the last asking."""
+        self._has_asked_all = True
+        """Whether the last asking was for all ids."""
         self._latest: RegisteredSchema | None = None
         self._is_expecting = False
         """Whether schemas are known that no value may have."""
@@ -79,14 +92,27 @@ class FramedAvro:
         return F.when(is_framed(column), head_of(column))
 
     def ask(self, ids: Collection[int], topics: Collection[str] = ()) -> None:
-        """Ask the registry for schemas, and for the latest one of the topics if one is new."""
+        """Ask the registry for schemas, and for the latest one of the topics if one is new.
+
+        Ids that were not missing before are asked for first, the lowest first, because a registry
+        counts. After `MISSES_MAX` that it does not have, it is not asked for the others: they are
+        those of values that are not framed but look so.
+        """
         new = set(ids) - self._schemas.keys()
-        for number in sorted(new):
+        missed = [number for number in self._missing if number in new]
+        waiting = deque([*sorted(new.difference(missed)), *missed])
+        self._missing_now.clear()
+        while waiting and len(self._missing_now) < MISSES_MAX:
+            number = waiting.popleft()
+            self._missing.pop(number, None)
             try:
                 self._schemas[number] = self._registry.schema(number)
-                self._missing.pop(number, None)
-            except SchemaNotFoundError as fault:
-                self._missing[number] = str(fault)
+            except SchemaNotFoundError:
+                self._missing_now.append(number)
+                self._missing[number] = None
+        self._has_asked_all = not waiting
+        for number in [*self._missing][: max(0, len(self._missing) - _REMEMBERED)]:
+            del self._missing[number]
         if self._given is None and (self._latest is None or new & self._schemas.keys()):
             self._latest = self._latest_of(topics) or self._latest
 
@@ -186,28 +212,39 @@ class FramedAvro:
         reader = self.reader()
         check_readable(reader, df, self._options)
         branches, strangers = self._branches(reader)
-        options = {**self._options, "avroSchema": marked(reader)}
+        is_flat = are_flat([reader, *[writer for writer, _ in branches]])
+        text = marked(reader, is_flat=is_flat)
+        options = {**self._options, "avroSchema": text}
         column = F.col(self._column).cast("binary")
         struct = f"kl_{self._column}"
+        whole, number = f"{struct}_marked", f"{struct}_id"
 
-        def chosen() -> Column:
+        def chosen(part: Sequence[tuple[Any, list[int]]], is_first: bool) -> Column:
             value: Any = F
-            for text, ids in branches:
-                value = value.when(_is_any(column, ids), decoded(column, text, options))
-            return value if branches else decoded(F.lit(None).cast("binary"), marked(reader), {})
+            for writer, ids in part:
+                its = marked(writer, is_flat=is_flat, has_head=True)
+                value = value.when(_is_any(number, ids), decoded(F.col(whole), its, options))
+            if not part:
+                value = decoded(F.lit(None).cast("binary"), text, {})
+            so_far = F.lit(None) if is_first else F.col(struct)
+            return F.when(so_far.isNull(), value).otherwise(so_far)
 
-        frame = with_decoded(df, struct, chosen)
+        # Columns, so that Spark makes them once for all branches.
+        frame = df.withColumns({whole: with_marker(column), number: checksum_of_id(column)})
+        for start in range(0, max(1, len(branches)), _BRANCHES):
+            part = branches[start : start + _BRANCHES]
+            frame = with_decoded(frame, struct, partial(chosen, part, start == 0))
         frame = with_reason(frame, self._reason(frame, column, ends(F.col(struct)), strangers))
-        frame = with_struct(frame, self._column, value_of(F.col(struct), reader, self._column))
-        return frame.drop(struct)
+        value = value_of(F.col(struct), reader, self._column, is_flat=is_flat)
+        return with_struct(frame, self._column, value).drop(struct, whole, number)
 
-    def _branches(self, reader: Any) -> tuple[list[tuple[str, list[int]]], dict[int, str]]:
+    def _branches(self, reader: Any) -> tuple[list[tuple[Any, list[int]]], dict[int, str]]:
         """Return (schema, ids) of writers that share bytes, and why other ids have no branch.
 
         Raises InvalidInputError for schemas that clash with the reader's.
         """
         ours = AvroType(reader)
-        forms: dict[str, tuple[str, list[int]]] = {}
+        forms: dict[str, tuple[Any, list[int]]] = {}
         strangers: dict[int, str] = {}
         for number, schema in sorted(self._schemas.items(), reverse=True):
             if schema.kind != "AVRO":
@@ -222,8 +259,8 @@ class FramedAvro:
                     f"schema {number} of the {self._column}: {'; '.join(fault)}. Avro would give "
                     "other values without an error. Give a reader= that has what was written."
                 )
-            text = marked(schema_of(schema.text), has_head=True)
-            forms.setdefault(theirs.bytes_form(), (text, []))[1].append(number)
+            form = theirs.bytes_form()
+            forms.setdefault(form, (schema_of(schema.text), []))[1].append(number)
         return list(forms.values()), strangers
 
     def _reason(
@@ -242,7 +279,7 @@ class FramedAvro:
         )
         told = {each: f"{it} has the id {each}: {words}" for each, words in strangers.items()}
         lacks = "which the registry does not have"
-        told |= {each: f"{it} has the schema id {each}, {lacks}" for each in self._missing}
+        told |= {each: f"{it} has the schema id {each}, {lacks}" for each in self._missing_now}
         if told:
             pairs = [F.lit(str(part)) for each in sorted(told.items()) for part in each]
             words = F.try_element_at(F.create_map(*pairs), number)
@@ -257,7 +294,10 @@ class FramedAvro:
         words = F.format_string(f"{it} has the schema id %s, which is not given", number)
         if self._registry.has_subjects:
             words = raised(df, F.format_string(unknown, number)).cast("string")
-        reason = reason.when(~_is_any(column, known), words)
+        if not self._has_asked_all:
+            many = f"the registry was not asked after {MISSES_MAX} others that it does not have"
+            words = F.format_string(f"{it} has the schema id %s, for which {many}", number)
+        reason = reason.when(~_is_any(f"kl_{self._column}_id", known), words)
         return reason.otherwise(
             F.format_string(
                 f"{it} is not Avro of its schema %s, read as {name_of(AvroType(self.reader()))} "
@@ -272,12 +312,11 @@ def _type_of(schema: RegisteredSchema) -> AvroType:
     return AvroType(schema_of(schema.text))
 
 
-def _is_any(column: Column, ids: Iterable[int]) -> Column:
-    """Return whether bytes are framed with one of these ids."""
+def _is_any(column: str, ids: Iterable[int]) -> Column:
+    """Return whether a column of checksums stands for one of these ids."""
     from pyspark.sql import functions as F
 
-    are = [F.startswith(column, head(number)) for number in ids]
-    return functools.reduce(operator.or_, are) if are else F.lit(False)
+    return F.coalesce(F.col(column).isin(*map(checksum, ids)), F.lit(False))
 
 
 def _listed(ids: Collection[int]) -> str:

@@ -5,6 +5,7 @@ Confluent's serializers put them there (io.confluent.kafka.serializers.AbstractK
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -41,6 +42,23 @@ def id_of(column: Column) -> Column:
     from pyspark.sql import functions as F
 
     return F.conv(F.hex(F.substring(column, 2, 4)), 16, 10)
+
+
+def checksum_of_id(column: Column) -> Column:
+    """Return a number that stands for the schema id of framed bytes; null for others.
+
+    Spark has no cast from bytes to a number. The CRC-32 of four bytes is different for each id, and
+    numbers are compared faster than bytes.
+    """
+    from pyspark.sql import functions as F
+
+    can_be_framed = F.startswith(column, F.lit(b"\0")) & (F.octet_length(column) >= HEAD_SIZE)
+    return F.when(can_be_framed, F.crc32(F.substring(column, 2, 4)))
+
+
+def checksum(number: int) -> int:
+    """Return the number that stands for a schema id; see `checksum_of_id`."""
+    return zlib.crc32(number.to_bytes(4))
 
 
 def head(number: int) -> Column:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
 
 from kafkalog.errors import InvalidInputError
@@ -14,6 +14,7 @@ from kafkalog.values.debezium import Debezium
 from kafkalog.values.framed_avro import FramedAvro
 from kafkalog.values.json_documents import JsonDocuments
 from kafkalog.values.schema_registry import SchemaRegistry
+from kafkalog.values.spark_avro import END
 from kafkalog.values.spark_sql import fields_of
 
 if TYPE_CHECKING:
@@ -63,13 +64,18 @@ class RecordForm:
         options: Mapping[str, str] | None = None,
         is_strict: bool = True,
         refuses_null_keys: bool = False,
+        unavailable_column: str | None = None,
         **given: Unpack[DocumentArguments],
     ) -> RecordForm:
         """Return the form by the arguments of `value_columns`; raises InvalidInputError.
 
-        With `refuses_null_keys` a record is bad if a field of its key is null.
+        With `refuses_null_keys` a record is bad if a field of its key is null. An envelope that
+        names no column for the fields without a value gets `unavailable_column`.
         """
-        how = _How(options, is_strict, envelope_of(given.get("envelope")))
+        envelope = envelope_of(given.get("envelope"))
+        if envelope is not None and envelope.unavailable_column is None:
+            envelope = replace(envelope, unavailable_column=unavailable_column)
+        how = _How(options, is_strict, envelope)
         value = _documents_of(
             "value",
             how,
@@ -160,7 +166,7 @@ def names_in(decoded: DataFrame, column: str) -> list[str]:
 
     kind = decoded.schema[column].dataType
     assert isinstance(kind, StructType)
-    return kind.fieldNames()
+    return [name for name in kind.fieldNames() if name != END]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _PRIMITIVE: Final = {*("null", "boolean", "int", "long", "float", "double", "bytes", "string")}
 _MARKER: Final = bytes.fromhex("b1d3f7a98ec4e2dfa701")
 """A whole number in Avro. No field of a value is likely to have these bytes."""
+END: Final = "kl_end"
+"""The marker's field."""
+_VALUE: Final = "kl_value"
 _NUMBER: Final = -6043765899387663577
 """The number."""
 _OF_SCHEMA: Final = re.compile(
@@ -94,16 +97,27 @@ def comparison(df: DataFrame) -> Any:
     return str if str(is_exact).lower() == "true" else str.lower
 
 
-def marked(schema: Any, *, has_head: bool = False) -> str:
-    """Return the schema of a record that holds a value, and the marker behind it.
+def are_flat(schemas: Iterable[Any]) -> bool:
+    """Return whether the marker can be a last field of the records themselves.
 
-    With `has_head` the five bytes of a framed value come first.
+    Spark then makes one row per value, not one in another. A union is no record. A record that
+    contains itself would have the marker in it several times.
     """
-    fields = [{"name": "kl_value", "type": schema}, {"name": "kl_end", "type": "long"}]
-    if has_head:
-        head = {"type": "fixed", "name": "kl_head", "size": HEAD_SIZE}
-        fields.insert(0, {"name": "kl_head", "type": head})
-    text = json.dumps({"type": "record", "name": "kl_marked", "fields": fields})
+    return all(is_record(each) and AvroType(each).recursive is None for each in schemas)
+
+
+def marked(schema: Any, *, is_flat: bool, has_head: bool = False) -> str:
+    """Return the schema of a value with the marker behind it.
+
+    It is that of the value's own record if it `is_flat`, else that of a record around it. With
+    `has_head` the five bytes of a framed value come first.
+    """
+    around = {"type": "record", "name": "kl_marked", "fields": [{"name": _VALUE, "type": schema}]}
+    record = schema if is_flat else around
+    head = {"type": "fixed", "name": "kl_head", "size": HEAD_SIZE}
+    first = [{"name": "kl_head", "type": head}] if has_head else []
+    fields = [*first, *record["fields"], {"name": END, "type": "long"}]
+    text = json.dumps({**record, "fields": fields})
     return json.dumps(json.loads(text, object_hook=_as_spark_has_it))
 
 
@@ -117,11 +131,11 @@ def _as_spark_has_it(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def decoded(body: Column, writer: str, options: Mapping[str, str]) -> Column:
-    """Return bytes, of one schema that is `marked`, as a struct; see `ends` and `value_of`."""
+    """Return bytes with the marker, of one `marked` schema, as a struct; see `ends`, `value_of`."""
     from pyspark.sql.avro.functions import from_avro
 
     permissive = {name: text for name, text in options.items() if name.lower() != "mode"}
-    return from_avro(with_marker(body), writer, {**permissive, "mode": "PERMISSIVE"})
+    return from_avro(body, writer, {**permissive, "mode": "PERMISSIVE"})
 
 
 def with_marker(body: Column) -> Column:
@@ -135,14 +149,20 @@ def ends(decoded: Column) -> Column:
     """Return whether a decoded value ends at the marker; false for none."""
     from pyspark.sql import functions as F
 
-    return F.coalesce(decoded["kl_end"] == F.lit(_NUMBER), F.lit(False))
+    return F.coalesce(decoded[END] == F.lit(_NUMBER), F.lit(False))
 
 
-def value_of(decoded: Column, schema: Any, column: str) -> Column:
-    """Return the struct of a decoded value; one that is not a record is its field `column`."""
+def value_of(decoded: Column, schema: Any, column: str, *, is_flat: bool) -> Column:
+    """Return the struct of a decoded value; one that is not a record is its field `column`.
+
+    The struct of one that `is_flat` has the marker as its last field: to leave it out would copy
+    the others.
+    """
     from pyspark.sql import functions as F
 
-    value = decoded["kl_value"]
+    if is_flat:
+        return decoded
+    value = decoded[_VALUE]
     if is_record(schema):
         return value
     return F.struct(value.alias(column))

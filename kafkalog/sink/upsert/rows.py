@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Unpack, cast
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.sink.upsert.kept_values import KEPT, filled
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 from kafkalog.values.bad_values import BAD
 from kafkalog.values.record_form import DocumentArguments, RecordForm, names_in
@@ -49,7 +50,8 @@ class UpsertRows:
 
     frame: DataFrame
     """`kl_deleted` (boolean, never null), `kl_topic`, `kl_partition`, `kl_offset`, `kl_timestamp`
-    (null where a `select` function drops them), then the table's columns."""
+    (null where a `select` function drops them), `kl_kept` of change events, then the table's
+    columns."""
     names: list[str]
     """The table's columns, the keys among them."""
     types: list[DataType]
@@ -57,6 +59,11 @@ class UpsertRows:
     """The columns of the table's key."""
     version: str | None = None
     """The column with the rows' versions, if they have any."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a row may lack values that the table keeps: the frame has a column `KEPT`."""
+        return KEPT in self.frame.columns
 
 
 class RowShape:
@@ -90,7 +97,7 @@ class RowShape:
     in which they come. Of equal versions the one with the higher offset wins. The column has whole
     numbers, dates or timestamps. A row whose version is null is bad, also a deletion. A plain
     tombstone has no version, so let `select` make one, for example of the record's timestamp.
-    `select` is a list then.
+    `select` is a list then, and there is no `envelope`.
 
     A record is bad if its value, or its key, is not a document of the fields, or if a field of the
     key is null. It is also bad if `select` says so, or makes a null key. It fails the micro-batch,
@@ -149,6 +156,11 @@ class RowShape:
                 "a select function gets the latest record by offset (expected a list with version, "
                 "found a function). Give select as a list."
             )
+        if version is not None and self._has_events:
+            raise InvalidInputError(
+                "change events lack values of the row before, so they count in the order of the "
+                "log (expected envelope or version, found both). Leave version out."
+            )
         self.version = version
         self._select = select
         self._schema = schema
@@ -200,7 +212,9 @@ class RowShape:
                 others, own = _without(fields, self._keys), _only(fields, self._keys)
                 self._form = RecordForm.of(json=others, key_json=own, refuses_null_keys=True)
         elif self._form is None and self._documents:
-            self._form = RecordForm.of(**self._documents, refuses_null_keys=True)
+            self._form = RecordForm.of(
+                **self._documents, refuses_null_keys=True, unavailable_column=KEPT
+            )
         return self._form
 
     @property
@@ -215,9 +229,14 @@ class RowShape:
         The expressions of a `select` list may give one row's key to records of several keys. An
         earlier record counts if the latest one is bad and left out.
         """
-        if self._leaves_out_bad or self.version is not None:
+        if self._leaves_out_bad or self._has_events or self.version is not None:
             return False
         return self._select is None or callable(self._select)
+
+    @property
+    def _has_events(self) -> bool:
+        """Whether the records are change events, whose values may be those of earlier ones."""
+        return "envelope" in self._documents
 
     def rows(self, df: DataFrame, *, latest: bool, parts: int | None = None) -> UpsertRows:
         """Return the rows of a micro-batch's records; records without a key make none.
@@ -240,17 +259,17 @@ class RowShape:
             return self._checked(shaped, _deletion(shaped), _record_of(shaped), reason, names)
         latest = latest or self.version is not None
         # Other keys than the records' are made, and bad records left out, before the reduction.
-        is_before = latest and self._has_own_key and self._select is None
-        is_before &= not self._leaves_out_bad and self.version is None
+        is_before = latest and self._has_own_key and self.needs_latest_alone
         marked = self._marked(latest_per_key(df, parts) if is_before else with_keys(df))
-        names = list(marked.columns)[len(RECORD) + 2 :]
+        record = [*RECORD, KEPT] if KEPT in marked.columns else list(RECORD)
+        names = list(marked.columns)[len(record) + 2 :]
         if self._leaves_out_bad:
             marked = marked.where(F.col(REASON).isNull())
         has_own = self._select is not None and deletion_column(names) is not None
         rows = self._checked(
-            marked.select(DELETED, *RECORD, REASON, *map(column_of, names)),
+            marked.select(DELETED, *record, REASON, *map(column_of, names)),
             _deletion(marked.select(*map(column_of, names))) if has_own else DELETED,
-            list(RECORD),
+            record,
             F.col(REASON),
             names,
         )
@@ -312,12 +331,22 @@ class RowShape:
                 named.setdefault(name, F.col("value")[name])
         if self._schema is not None and not self._has_own_key:
             named = {name: named[name] for name in self._fields().names}
+        lacking = [] if KEPT not in named else [named.pop(KEPT)]
         _check_names(list(named))
-        return decoded.select(
+        rows = decoded.select(
             *_of_record(F.col("value")),
             *added,
-            F.col(BAD).alias(REASON),
+            BAD,
+            *[column.alias(KEPT) for column in lacking],
             *[column.alias(name) for name, column in named.items()],
+        )
+        if lacking:
+            rows = filled(rows, list(named), self.keys, deleted=DELETED)
+        first = rows.columns.index(BAD)
+        return rows.select(
+            *rows.columns[:first],
+            F.col(BAD).alias(REASON),
+            *map(column_of, rows.columns[first + 1 :]),
         )
 
     def _fields(self) -> StructType:
@@ -366,10 +395,11 @@ class RowShape:
         fault = record_fault(F.col(REASON))
         first = self.keys[0]
         checked = F.when(F.col(REASON).isNotNull(), fault).otherwise(column_of(first)).alias(first)
+        leading = marked.columns[: marked.columns.index(REASON)]
         frame = marked.select(
-            DELETED, *RECORD, *[checked if name == first else column_of(name) for name in names]
+            *leading, *[checked if name == first else column_of(name) for name in names]
         )
-        types = [field.dataType for field in frame.schema.fields[len(RECORD) + 1 :]]
+        types = [field.dataType for field in frame.schema.fields[len(leading) :]]
         return UpsertRows(frame, names, types, self.keys, self.version)
 
 

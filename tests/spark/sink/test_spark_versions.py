@@ -92,3 +92,5 @@ def test_a_version_is_a_column_whose_values_have_an_order(spark: Any) -> None:
             RowShape(version=version).rows(frame, latest=True)
     with pytest.raises(InvalidInputError, match="Give select as a list"):
         RowShape(select=lambda df: df, version="offset")
+    with pytest.raises(InvalidInputError, match="envelope or version, found both"):
+        RowShape(json="id INT", envelope="debezium", version="id")

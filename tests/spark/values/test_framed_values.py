@@ -15,7 +15,12 @@ import pytest
 from tests import delta_spark, spark_peers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-RULES = ("framed_rules.py", "bad_record_rules.py", "debezium_avro_rules.py")
+RULES = (
+    "framed_rules.py",
+    "bad_record_rules.py",
+    "debezium_avro_rules.py",
+    "kept_value_rules.py",
+)
 
 
 def test_framed_values_and_bad_records(tmp_path: Path) -> None:

@@ -154,5 +154,7 @@ def test_a_config_has_units_as_it_is_typed_and_shown(
 
 @pytest.mark.parametrize(("name", "typed"), [("retention.ms", "1y"), ("segment.bytes", "1d")])
 def test_an_unknown_unit_is_named_with_those_there_are(name: str, typed: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"config {name}: .* is not a unit .expected one of"):
+    with pytest.raises(
+        InvalidInputError, match=f"config {name}: .* is not a unit .expected one of"
+    ):
         config_value(name, typed)

@@ -13,6 +13,7 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import SchemaNotFoundError, SchemaRegistryError
+from kafkalog.values.framed_avro import MISSES_MAX, FramedAvro
 
 TEXT = '{"type":"record","name":"Order","fields":[]}'
 SECRET = "geheim"
@@ -93,6 +94,31 @@ def test_an_id_that_is_not_there_is_asked_for_again(answers: Answers) -> None:
         registry.schema(7)
     answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT}
     assert registry.schema(7).text == TEXT
+
+
+def test_a_micro_batch_of_garbage_costs_a_hundred_requests_and_hides_no_valid_id(
+    answers: Answers,
+) -> None:
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT}
+    values = FramedAvro(answers.registry(), reader=TEXT)
+    garbage = set(range(2**20, 2**20 + 300))
+    for turn in (1, 2, 3):
+        values.ask({7} | garbage)
+        assert len(answers.requests) == 1 + turn * MISSES_MAX
+    assert {f"/schemas/ids/{number}" for number in garbage | {7}} == set(answers.requests)
+    answers.by_path["/schemas/ids/8"] = 200, {"schema": TEXT}
+    values.ask({8} | garbage)
+    assert len(answers.requests) == 2 + 4 * MISSES_MAX
+    assert "/schemas/ids/8" in answers.requests
+
+
+def test_any_number_of_valid_ids_is_asked_for(answers: Answers) -> None:
+    many = range(1, 2 * MISSES_MAX)
+    for number in many:
+        answers.by_path[f"/schemas/ids/{number}"] = 200, {"schema": TEXT}
+    registry = answers.registry()
+    FramedAvro(registry, reader=TEXT).ask(set(many))
+    assert registry.ids() == set(many)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.sink.upsert.rows import DELETED, UpsertRows, column_of, record_fault
+from kafkalog.sink.upsert.kept_values import KEPT, NO_ROW_BEFORE, is_kept
+from kafkalog.sink.upsert.rows import DELETED, RECORD, REMEDY, UpsertRows, column_of, record_fault
+from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -33,6 +35,8 @@ class DeltaRows:
         kinds = [delta_type(kind) or StringType() for kind in rows.types]
         self.names = rows.names
         self.keys = rows.keys
+        self.keeps = rows.keeps
+        """Whether a row may lack values that the table keeps; see `stored`."""
         self.schema: StructType = StructType(
             [
                 StructField(name, kind, nullable=name not in rows.keys)
@@ -46,14 +50,39 @@ class DeltaRows:
     def stored(self, partition_columns: Sequence[str]) -> DataFrame:
         """Return `kl_deleted` and the columns, for a table that is partitioned by some columns.
 
-        A row that is wrong in itself fails, and names its record.
+        Rows that may lack values have `KEPT` and the columns of their records too. A row that is
+        wrong in itself fails, and names its record.
         """
         naming = {name.lower() for name in partition_columns}
         columns = [
             _stored(field.name, field.dataType, names_partitions=field.name.lower() in naming)
             for field in self.schema
         ]
-        return self._frame.select(DELETED, *columns)
+        more = [*RECORD, KEPT] if self.keeps else []
+        return self._frame.select(DELETED, *more, *columns)
+
+    def insertions(self) -> dict[str, str]:
+        """Return, for each column, its value in a new row, in SQL; a row that lacks one fails."""
+        new = {name: f"s.{quoted(name)}" for name in self.names}
+        if self.keeps:
+            words = f": {NO_ROW_BEFORE}. {REMEDY}".replace("'", "''")
+            fault = (
+                "raise_error(concat(s.kl_topic, '-', s.kl_partition, ' offset ', s.kl_offset, "
+                f"'{words}'))"
+            )
+            first = self.keys[0]
+            new[first] = f"if(s.{KEPT} IS NULL, {new[first]}, {fault})"
+        return new
+
+    def assignments(self) -> dict[str, str]:
+        """Return, for each column, its new value in the row of a merge, in SQL."""
+        new = {name: f"s.{quoted(name)}" for name in self.names}
+        if not self.keeps:
+            return new
+        return {
+            name: f"if({is_kept('s', place)}, t.{quoted(name)}, {new[name]})"
+            for place, name in enumerate(self.names)
+        }
 
     def missing(self, where: str, table: StructType) -> list[StructField]:
         """Return the columns that the table lacks; raises InvalidInputError for one of its key."""

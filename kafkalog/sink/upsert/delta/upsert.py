@@ -194,7 +194,7 @@ class DeltaUpsert(Upsert):
             with commit.settings(spark):
                 if not is_replacing:
                     return self._merge(rows, frame)
-                self._replace(frame)
+                self._replace(rows, frame)
         except KafkaLogError:
             raise
         except Exception as fault:
@@ -230,9 +230,9 @@ class DeltaUpsert(Upsert):
 
     def _merge(self, rows: DeltaRows, frame: DataFrame) -> bool:
         """Merge the rows; return False if Delta has skipped the commit: its number was taken."""
-        names = [quoted(name) for name in rows.names]
-        updates = ", ".join(f"t.{name} = s.{name}" for name in names)
-        values = ", ".join(f"s.{name}" for name in names)
+        updates = ", ".join(f"t.{quoted(n)} = {new}" for n, new in rows.assignments().items())
+        inserted = rows.insertions()
+        names, values = ", ".join(map(quoted, inserted)), ", ".join(inserted.values())
         same = " AND ".join(f"t.{name} = s.{name}" for name in map(quoted, rows.keys))
         frame.createOrReplaceTempView(_SOURCE)
         try:
@@ -241,16 +241,17 @@ class DeltaUpsert(Upsert):
                 f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
                 f"WHEN MATCHED THEN UPDATE SET {updates} "
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "
-                f"THEN INSERT ({', '.join(names)}) VALUES ({values})"
+                f"THEN INSERT ({names}) VALUES ({values})"
             )
             return bool(counts.collect())
         finally:
             frame.sparkSession.catalog.dropTempView(_SOURCE)
 
-    def _replace(self, frame: DataFrame) -> None:
+    def _replace(self, rows: DeltaRows, frame: DataFrame) -> None:
         from pyspark.sql import functions as F
 
-        stored = frame.where(~F.col(DELETED)).drop(DELETED)
+        new = [f"{value} AS {quoted(name)}" for name, value in rows.insertions().items()]
+        stored = frame.alias("s").where(~F.col(DELETED)).selectExpr(*new)
         stored.writeTo(self._in_sql).overwrite(F.lit(True))
 
     def _last_commit(self, spark: SparkSession) -> UpsertCommit | None:

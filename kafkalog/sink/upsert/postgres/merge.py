@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafkalog.errors import StorageError
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.kept_values import KEPT, NO_ROW_BEFORE, is_kept
 from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.postgres.client import is_about_rows, one, run, sql_name
 from kafkalog.sink.upsert.postgres.misfit import Misfit
@@ -121,6 +122,8 @@ class Merge:
             "WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes(%(size)s)",
             {"size": _WORK_MEM},
         )
+        if self.staged.target.keeps:
+            self._keep_values(connection, is_replacing=is_replacing)
         is_empty = not self.table.has_rows(connection)
         are_latest = self.staged.seems_unique and not self.staged.deletions
         if is_empty and are_latest and not self.table.existed and self._fill(connection):
@@ -143,6 +146,62 @@ class Merge:
     ) -> None:
         """Remember the versions of deleted rows, after the merge; see `PostgresVersions`."""
         versions.remember(connection, self._rows(), self._values(), times)
+
+    def _keep_values(self, connection: Connection, *, is_replacing: bool) -> None:
+        """Fill in the values that staged rows lack, from the table's rows.
+
+        Raises UnkeptRowsError if there is a row without one.
+        """
+        from psycopg.sql import SQL
+
+        unknown = self._without_row_before(is_replacing=is_replacing)
+        if run(connection, unknown, self._values()).fetchone() is not None:
+            raise UnkeptRowsError(NO_ROW_BEFORE)
+        updates = [
+            SQL("{0} = CASE WHEN {1} THEN {2} ELSE mine.{0} END").format(
+                sql_name(column.name), SQL(is_kept("mine", place)), column.as_staged("kept")
+            )
+            for place, column in enumerate(self.staged.target.columns)
+            if column.name not in self.table.keys
+        ]
+        run(
+            connection,
+            SQL(
+                "UPDATE {} AS mine SET {} FROM ({}) AS latest, {} AS kept "
+                "WHERE mine.ctid = latest.kl_place AND ({}) = ({})"
+            ).format(
+                self._source,
+                SQL(", ").join(updates),
+                self._keepers(),
+                self.table.identifier,
+                *self._keys_of_both(),
+            ),
+            self._values(),
+        )
+
+    def _keepers(self) -> Composed:
+        """Return the query for the staged rows that lack values, with their keys."""
+        from psycopg.sql import SQL
+
+        keys = [
+            SQL("{} AS {}").format(column.value(), sql_name(column.name))
+            for column in self.staged.target.columns
+            if column.name in self.table.keys
+        ]
+        return SQL(
+            f"SELECT ctid AS kl_place, kl_topic, kl_partition, kl_offset, {{}} FROM {{}} "
+            f"WHERE {ATTEMPT} = ANY(%(attempts)s) AND {KEPT} IS NOT NULL"
+        ).format(SQL(", ").join(keys), self._source)
+
+    def _without_row_before(self, *, is_replacing: bool) -> Composed:
+        """Return the query for rows that lack values and replace none; the last column is a key."""
+        from psycopg.sql import SQL
+
+        has_row = SQL("false") if is_replacing else self._has_row()
+        key = "left({}::text, 200)" if len(self.table.keys) == 1 else "left(ROW({})::text, 200)"
+        return SQL(
+            f"SELECT kl_topic, kl_partition, kl_offset, {key} FROM ({{}}) AS latest WHERE NOT {{}}"
+        ).format(self.table.key(), self._keepers(), has_row)
 
     def _apply(self, connection: Connection, *, is_replacing: bool, is_empty: bool) -> int:
         """Apply the rows; return how many PostgreSQL has stored."""
@@ -487,6 +546,14 @@ class Merge:
         Raises UndeletableRowError.
         """
         can_read = True
+        if self.staged.target.keeps:
+            unknown = self._without_row_before(is_replacing=is_replacing)
+            rows = run(connection, unknown, self._values()).fetchall()
+            for topic, partition, offset, key in rows:
+                can_read = False
+                yield Misfit(topic, partition, offset, key, NO_ROW_BEFORE)
+            if not can_read:
+                return
         with connection.transaction(force_rollback=True):
             for misfit in self._unreadable(connection):
                 can_read = False
@@ -498,6 +565,8 @@ class Merge:
     def _unstorable(self, connection: Connection, is_replacing: bool) -> Iterator[Misfit]:
 
         run(connection, "SET CONSTRAINTS ALL IMMEDIATE")
+        if self.staged.target.keeps:
+            self._keep_values(connection, is_replacing=is_replacing)
         count = self._number(connection)
         if is_replacing:
             self._check_others(connection)

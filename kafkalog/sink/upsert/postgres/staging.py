@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.kept_values import KEPT
 from kafkalog.sink.upsert.postgres.arrow_connection import ArrowConnection
 from kafkalog.sink.upsert.postgres.client import one, run
 from kafkalog.sink.upsert.postgres.plain_arrays import cell
@@ -27,7 +28,7 @@ from kafkalog.sink.upsert.postgres.staging_table import (
     StagingTable,
     pieces,
 )
-from kafkalog.sink.upsert.rows import DELETED, RECORD
+from kafkalog.sink.upsert.rows import DELETED
 
 if TYPE_CHECKING:
     import psycopg
@@ -82,18 +83,24 @@ def _lock_name(schema: str, name: str) -> str:
 
 @contextmanager
 def staging_of_a_batch(
-    connection: Connection, table: PostgresTable, columns: Sequence[Column], batch: Batch
+    connection: Connection,
+    table: PostgresTable,
+    columns: Sequence[Column],
+    batch: Batch,
+    *,
+    keeps: bool = False,
 ) -> Iterator[StagingTable]:
-    """Create a table for a micro-batch's rows, and drop it at the end."""
+    """Create a table for a micro-batch's rows, which may lack values, and drop it at the end."""
     from psycopg.sql import SQL, Literal
 
     name = f"{_prefix(table)}{_short(batch.query_id)}_{batch.batch_id}_{secrets.token_hex(4)}"
-    target = StagingTable(table.schema, name, tuple(columns), table.keys)
+    target = StagingTable(table.schema, name, tuple(columns), table.keys, keeps)
     run(connection, _STAY)
     run(connection, _LOCK, (_lock_name(table.schema, name),))
     with connection.transaction():
         run(connection, _UNSYNCED)
-        declared = [SQL(_LEADING), *(column.staged_declaration() for column in columns)]
+        leading = [_LEADING, f"{KEPT} text"] if keeps else [_LEADING]
+        declared = [*map(SQL, leading), *(column.staged_declaration() for column in columns)]
         run(
             connection,
             SQL("CREATE UNLOGGED TABLE {} ({}) WITH (autovacuum_enabled = false)").format(
@@ -203,8 +210,7 @@ class StagingTask:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        names = [DELETED, *RECORD, *(column.name for column in self.target.columns)]
-        named = (batch.rename_columns(names) for batch in batches)
+        named = (batch.rename_columns(self.target.names) for batch in batches)
         staged = self.stage(named, 0 if context is None else context.taskAttemptId())
         yield cell("staged", json.dumps(asdict(staged)).encode())
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kafkalog.sink.upsert.kept_values import KEPT
 from kafkalog.sink.upsert.postgres.client import is_row_fault, sql_name
 from kafkalog.sink.upsert.postgres.misfit import Misfit
 from kafkalog.sink.upsert.postgres.plain_arrays import repeated
-from kafkalog.sink.upsert.rows import RECORD
+from kafkalog.sink.upsert.rows import DELETED, RECORD
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +54,14 @@ class StagingTable:
     """The table's own columns, without those that name a row's record."""
     keys: tuple[str, ...] = ("key",)
     """Those of the table's key."""
+    keeps: bool = False
+    """Whether a row may lack values that the table keeps; it then has a column `KEPT`."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns of the rows, as they come."""
+        kept = [KEPT] if self.keeps else []
+        return [DELETED, *RECORD, *kept, *(column.name for column in self.columns)]
 
     @property
     def identifier(self) -> Identifier:

@@ -164,6 +164,13 @@ class Column:
             name=name, text=SQL(text).format(name), base=SQL(self.base.replace("%", "%%"))
         )
 
+    def as_staged(self, row: str) -> Composed:
+        """Return the value of a row of the table in the type of the staged column."""
+        from psycopg.sql import SQL
+
+        form = "{}" if self.staged == self.base else f"CAST(CAST({{}} AS text) AS {self.staged})"
+        return SQL(form).format(sql_name(row, self.name))
+
     def _collate(self) -> str:
         return f" COLLATE {self.collation}" if self.collation else ""
 

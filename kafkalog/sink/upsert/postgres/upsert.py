@@ -20,6 +20,7 @@ from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.extras import install_command
 from kafkalog.sink.upsert.bad_records import Refusal
 from kafkalog.sink.upsert.driver_batches import parts_for
+from kafkalog.sink.upsert.kept_values import KEPT
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import (
     address,
@@ -211,7 +212,7 @@ class PostgresUpsert(Upsert):
             if packed is None:
                 self._merge_staged(connection, table, columns, batch, frame, df=df)
             else:
-                self.merge_small(connection, table, columns, batch, packed, df=df)
+                self.merge_small(connection, table, columns, batch, packed, df=df, keeps=rows.keeps)
 
     def merge_small(
         self,
@@ -222,9 +223,13 @@ class PostgresUpsert(Upsert):
         rows: Sequence[pa.RecordBatch],
         *,
         df: DataFrame | None = None,
+        keeps: bool = False,
     ) -> bool:
-        """Apply rows that are on the driver; return False if the table has them already."""
-        with staging_of_a_batch(connection, table, columns, batch) as target:
+        """Apply rows that are on the driver; return False if the table has them already.
+
+        With `keeps` a row may lack values that the table keeps.
+        """
+        with staging_of_a_batch(connection, table, columns, batch, keeps=keeps) as target:
             staged = []
             leaves_out = self.bad_records.are_left_out
             if rows:
@@ -242,7 +247,8 @@ class PostgresUpsert(Upsert):
         *,
         df: DataFrame,
     ) -> None:
-        with staging_of_a_batch(connection, table, columns, batch) as target:
+        keeps = KEPT in frame.columns
+        with staging_of_a_batch(connection, table, columns, batch, keeps=keeps) as target:
             conninfo = complete_conninfo(self.conninfo)
             task = StagingTask(conninfo, target, self.bad_records.are_left_out)
             self.merge_staged(connection, table, batch, target, task.collect(frame), df=df)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.bad_records import Refusal
+from kafkalog.sink.upsert.kept_values import KEPT, NO_ROW_BEFORE, is_kept
 from kafkalog.sink.upsert.latest import Version, newest_first
 from kafkalog.sink.upsert.rows import DELETED
 from kafkalog.sink.upsert.sqlite.staging_file import NUMBER, ORIGIN, ROWS, TIME, misfit
@@ -63,9 +64,17 @@ class SQLiteMerge:
     Without it, the file has the latest record of each key.
     """
 
-    def __init__(self, table: SQLiteTable, staging_file: Path, *, leaves_out: bool = False) -> None:
+    def __init__(
+        self,
+        table: SQLiteTable,
+        staging_file: Path,
+        *,
+        leaves_out: bool = False,
+        keeps: bool = False,
+    ) -> None:
         self._table = table
         self._leaves_out = leaves_out
+        self._keeps = keeps
         self._refused: dict[int, Refusal] = {}
         self._contested: dict[int, Refusal] = {}
         """The rows of a round that another row keeps out, which may be refused itself."""
@@ -94,6 +103,8 @@ class SQLiteMerge:
         Raises InvalidInputError that names a record.
         """
         apply = self._replace if is_replacing else self._upsert
+        if self._keeps:
+            self._keep_values(is_replacing=is_replacing)
         if not self._leaves_out:
             apply()
             return []
@@ -113,6 +124,26 @@ class SQLiteMerge:
             self._contested.clear()
             self._judges_contested = False
         return list(self._refused.values())
+
+    def _keep_values(self, *, is_replacing: bool) -> None:
+        """Fill in the values that rows lack, from the table's rows; without one a row is refused.
+
+        The rows that are replaced are no rows before.
+        """
+        has_row = "0" if is_replacing else f"EXISTS ({self._row_of_mine()})"
+        for number, topic, partition, offset in self._connection.execute(
+            f"SELECT {NUMBER}, {', '.join(ORIGIN)} FROM {_SOURCE} AS mine "
+            f"WHERE {KEPT} IS NOT NULL AND NOT {has_row}"
+        ).fetchall():
+            self._refused[number] = Refusal(topic, partition, offset, NO_ROW_BEFORE)
+            if not self._leaves_out:
+                raise misfit(self._table.where, self._refused[number])
+        for place, name in enumerate(self._names):
+            if name not in self._keys:
+                self._connection.execute(
+                    f"UPDATE {_SOURCE} AS mine SET {name} = ({self._row_of_mine(what=name)}) "
+                    f"WHERE {is_kept('mine', place)} AND {has_row}"
+                )
 
     def _choose(self) -> None:
         """Choose the latest record of each key, as `latest_rows` does, among those not refused."""
@@ -179,9 +210,10 @@ class SQLiteMerge:
             "the table still has its row after the deletion, because of a trigger",
         )
 
-    def _row_of_mine(self, more: str = "") -> str:
+    def _row_of_mine(self, more: str = "", *, what: str = "1") -> str:
+        chosen = "1" if what == "1" else f"kept.{what}"
         same = " AND ".join(f"kept.{key} = mine.{key} COLLATE BINARY" for key in self._keys) + more
-        return f"SELECT 1 FROM {quoted(self._table.name)} AS kept WHERE {same}"
+        return f"SELECT {chosen} FROM {quoted(self._table.name)} AS kept WHERE {same}"
 
     def _replace(self) -> None:
         """Make the rows the table's.

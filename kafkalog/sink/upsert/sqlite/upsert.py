@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Unpack
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.sink.query import EndOffsets
 from kafkalog.sink.upsert.driver_batches import in_driver_batches, parts_for
+from kafkalog.sink.upsert.kept_values import KEPT
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, RECORD, UpsertRows, column_of
 from kafkalog.sink.upsert.sqlite.merge import SQLiteMerge
@@ -157,7 +158,8 @@ class SQLiteUpsert(Upsert):
         is_latest = not self.bad_records.are_left_out
         rows = self.shape.rows(df, latest=is_latest, parts=parts)
         stored = [_stored(name, kind) for name, kind in zip(rows.names, rows.types, strict=True)]
-        frame = rows.frame.select(DELETED, *RECORD, *stored)
+        kept = [KEPT] if rows.keeps else []
+        frame = rows.frame.select(DELETED, *RECORD, *kept, *stored)
         if not is_latest:
             keys = list(map(column_of, rows.keys))
             frame = frame.repartition(*keys) if parts is None else frame.repartition(parts, *keys)
@@ -168,7 +170,7 @@ class SQLiteUpsert(Upsert):
             if data_type.typeName() == "timestamp"
         ]
         batches = in_driver_batches(frame)
-        self.apply(batch, rows.names, kinds, batches, df=df, instants=instants)
+        self.apply(batch, rows.names, kinds, batches, df=df, instants=instants, keeps=rows.keeps)
 
     def apply(
         self,
@@ -179,12 +181,14 @@ class SQLiteUpsert(Upsert):
         *,
         df: DataFrame | None = None,
         instants: Sequence[str] = (),
+        keeps: bool = False,
     ) -> bool:
         """Apply driver batches in one transaction; return False if the table has them already.
 
         The rows are those of `UpsertRows`: the latest of each key, or all if bad records are left
         out. The SQLite types of the columns `names` are `kinds`; those of `instants` have the text
         of instants. The records themselves are in `df`, for those that are refused and left out.
+        With `keeps` a row may lack values that the table keeps.
         """
         file = Path(self.database)
         is_new = not file.exists() or file.stat().st_size == 0
@@ -193,12 +197,13 @@ class SQLiteUpsert(Upsert):
         with self._connection() as connection, staging.held(self.timeout_s):
             (encoding,) = connection.execute("PRAGMA encoding").fetchone()
             # Spark computes the rows meanwhile, so the database is not locked yet.
-            refused = staging.fill(encoding, names, driver_batches, leaves_out=leaves_out)
+            staged = [KEPT, *names] if keeps else names
+            refused = staging.fill(encoding, staged, driver_batches, leaves_out=leaves_out)
             if is_new:
                 with suppress(sqlite3.OperationalError):  # another process is doing it
                     connection.execute("PRAGMA journal_mode = WAL")
             table = self._table(connection, names)
-            merge = SQLiteMerge(table, staging.path, leaves_out=leaves_out)
+            merge = SQLiteMerge(table, staging.path, leaves_out=leaves_out, keeps=keeps)
             connection.execute("BEGIN IMMEDIATE")
             position = self._positions(connection).get(batch.query_id)
             if not self.is_due(batch, position):

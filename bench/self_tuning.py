@@ -5,8 +5,9 @@
 Each line is a history of commits, in a directory and in an object store, with 1, 12 and 50
 partitions. It shows the most that a partition takes over its live bytes (the latest record of each
 key), at every moment after its first cleaning. A moment is the end of a commit, the end of a
-cleaning before its sources go, and its end. Files that wait for file.delete.delay.ms do not count.
-The exit status is 1 if a bound is broken:
+cleaning before its sources go, and its end. Files that wait for file.delete.delay.ms do not count:
+they go a minute after a cleaning, and a history has many cleanings in a minute. The exit status is
+1 if a bound is broken:
 
 - a partition takes at most 4 times its live bytes, and 4 MiB;
 - cleaning writes at most 4 bytes for each byte that was appended;

@@ -20,7 +20,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.offsets import Offsets, TopicPartition
@@ -42,6 +42,7 @@ from kafkalog.tables.table_moment import (
 from kafkalog.tables.table_place import TablePlace, table_place
 from kafkalog.values.columns import columns_of
 from kafkalog.values.record_form import DocumentArguments, RecordForm
+from kafkalog.values.schema_registry import SchemaRegistry
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
@@ -69,6 +70,18 @@ _PLACES: Final = (0, -4, -3)
 _HIDDEN: Final = ("_kl_key", "_kl_partition", "_kl_offset")
 _OVERTAKEN: Final = re.compile(r"IncompleteTableError|MomentPassedError|cleaned up to offset")
 """An error of a task that a cleaning has caused; Spark keeps only its text."""
+
+
+class _Typed(NamedTuple):
+    """The rows of a table's files, or what is to become them."""
+
+    rows: DataFrame
+    columns: Sequence[str]
+    """Those of the table."""
+    place_columns: Sequence[str]
+    """Those with a row's key, partition and offset."""
+    readers: Sequence[str]
+    """The readers' schemas that a registry gave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +145,11 @@ class MaterializedTable:
             if not self._behind(manifest.moment, state.topic(self.topic)):
                 return self._files(manifest).select(*map(quoted, manifest.columns))
             try:
-                rows, columns, _ = self._rows(manifest, state)
+                typed = self._rows(manifest, state)
             except Exception as fault:
                 _pass_unless_overtaken(fault)
                 continue
-            return rows.select(*map(quoted, columns))
+            return typed.rows.select(*map(quoted, typed.columns))
         raise self._unable()
 
     def create_view(self, name: str) -> None:
@@ -248,23 +261,31 @@ class MaterializedTable:
             for number, held in topic.present()
         )
 
-    def _rows(
-        self, base: Manifest | None, state: State
-    ) -> tuple[DataFrame, Sequence[str], Sequence[str]]:
-        """Return the rows of a state as `_typed` does: from files and changes, or from the log."""
+    def _rows(self, base: Manifest | None, state: State) -> _Typed:
+        """Return the rows of a state: from files and changes, or from the log alone."""
         if base is None:
             return self._typed(self._latest(self._ends(state), None))
         from pyspark.sql import functions as f
 
         changes, are_few = self._changes(base.moment, state)
-        typed, columns, place_columns = self._typed(changes.where("value IS NOT NULL"))
-        if typed.dtypes != self._files(base).dtypes:  # a registry has another schema by now
-            return self._rows(None, state)
-        key, partition, _ = place_columns
-        keys = changes.select(changes["partition"].alias(partition), changes["key"].alias(key))
-        keys = f.broadcast(keys) if are_few else keys
-        kept = self._files(base).join(keys, [partition, key], "left_anti")
-        return kept.unionByName(typed), columns, place_columns
+        typed, files = self._typed(changes.where("value IS NOT NULL")), self._files(base)
+        if (typed.rows.dtypes, typed.readers) != (files.dtypes, base.readers):
+            return self._rows(None, state)  # a registry has another schema by now
+        key, partition = (files[quoted(name)] for name in typed.place_columns[:2])
+        changed = changes.select(
+            f.xxhash64("partition", "key").alias("hash"),
+            f.col("partition").alias("of"),
+            f.col("key").alias("with"),
+        )
+        # A join by a number costs less than one by keys. A key that only shares the hash of a
+        # changed one stays. An equality in its place would make Spark join by keys again.
+        is_changed = (
+            (f.xxhash64(partition, key) == changed["hash"])
+            & partition.between(changed["of"], changed["of"])
+            & key.between(changed["with"], changed["with"])
+        )
+        kept = files.join(f.broadcast(changed) if are_few else changed, is_changed, "left_anti")
+        return typed._replace(rows=kept.unionByName(typed.rows))
 
     def _changes(self, moment: TableMoment, state: State) -> tuple[DataFrame, bool]:
         """Return the latest records of the keys that have changed up to a state, with tombstones.
@@ -339,24 +360,25 @@ class MaterializedTable:
             reader = reader.options(endingOffsets=json.dumps({self.topic: texts}))
         return reader.load().select(*_READ)
 
-    def _typed(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str], Sequence[str]]:
-        """Return the rows of the files, the table's columns, and the place columns."""
+    def _typed(self, rows: DataFrame) -> _Typed:
+        """Return records with the columns of the files."""
         has_keys = any(name.startswith("key_") for name in self._documents)
         if self._select is None and not has_keys:
-            typed = self._decoded(rows)  # it puts fields in place of the value
-            return typed, typed.columns, [typed.columns[place] for place in _PLACES]
+            typed, readers = self._decoded(rows)  # it puts fields in place of the value
+            columns = typed.columns
+            return _Typed(typed, columns, [columns[place] for place in _PLACES], readers)
         hidden = [f"{name} AS {also}" for name, also in zip(_PLACE, _HIDDEN, strict=True)]
-        typed = self._decoded(rows.selectExpr("*", *hidden))
+        typed, readers = self._decoded(rows.selectExpr("*", *hidden))
         if self._select is not None:
             typed = typed.selectExpr(*self._select, *_HIDDEN)
-        return typed, typed.columns[: -len(_HIDDEN)], _HIDDEN
+        return _Typed(typed, typed.columns[: -len(_HIDDEN)], _HIDDEN, readers)
 
-    def _decoded(self, rows: DataFrame) -> DataFrame:
-        """Return records with the columns of their documents, as `KTable.df` does."""
+    def _decoded(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str]]:
+        """Return records with the columns that `KTable.df` has, and the readers' schemas."""
         if not self._documents:
-            return rows
+            return rows, []
         form = RecordForm.of(is_strict=False, **cast("DocumentArguments", self._documents))
-        return columns_of(rows, form, topics=[self.topic])
+        return columns_of(rows, form, topics=[self.topic], is_table=True), form.readers()
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -382,11 +404,11 @@ class MaterializedTable:
     ) -> Manifest | None:
         """Write the files of a version, and its manifest; None if there is one already."""
         ends = self._ends(state)
-        rows, columns, place_columns = self._rows(base, state)
+        typed = self._rows(base, state)
         directory = f"data/{version}-{uuid.uuid4().hex}"
-        writer = TableWriter(self.location, self.options, directory, place_columns)
+        writer = TableWriter(self.location, self.options, directory, typed.place_columns)
         tasks = max(_FILES_MIN, sum(log.size_of(*place) for place in ends) // _FILE_BYTES)
-        written = rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN).collect()
+        written = typed.rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN).collect()
         firsts: dict[int, int] = {}
         for file in written:
             for number, first in zip(file.partitions, file.firsts, strict=True):
@@ -400,9 +422,10 @@ class MaterializedTable:
             moment=self._marked(log, state, base, partitions),
             made_ms=clock.now_ms(),
             definition=self._definition,
-            schema=json.loads(rows.schema.json()),
-            columns=columns,
-            place_columns=place_columns,
+            schema=json.loads(typed.rows.schema.json()),
+            columns=typed.columns,
+            place_columns=typed.place_columns,
+            readers=typed.readers,
             files=[TableFile(file.path, file.rows, file.size) for file in written],
         )
         is_ours = self._place.create(manifest_name(version), manifest.encode())
@@ -468,7 +491,9 @@ def _pass_unless_overtaken(fault: Exception) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return an argument as plain JSON: a schema as its own, a registry as its description."""
+    """Return an argument as plain JSON: a schema as its own, a registry as what tells it apart."""
+    if isinstance(value, SchemaRegistry):
+        return value.identity
     to_json = getattr(value, "json", None)
     return json.loads(to_json()) if callable(to_json) else str(value)
 

@@ -43,6 +43,8 @@ class Manifest:
     """The columns of the table; the files have others too if these lack one of the next three."""
     place_columns: Sequence[str]
     """The columns with a row's key, partition and offset."""
+    readers: Sequence[str]
+    """The readers' schemas that a registry gave for the columns."""
     files: Sequence[TableFile]
 
     def encode(self) -> bytes:
@@ -56,6 +58,7 @@ class Manifest:
             "schema": self.schema,
             "columns": [*self.columns],
             "place_columns": [*self.place_columns],
+            "readers": [*self.readers],
             "files": [file._asdict() for file in self.files],
         }
         return json.dumps(content).encode()
@@ -78,6 +81,7 @@ class Manifest:
                 schema=dict(given["schema"]),
                 columns=[*map(str, given["columns"])],
                 place_columns=[*map(str, given["place_columns"])],
+                readers=[*map(str, given.get("readers", []))],
                 files=[
                     TableFile(f["path"], int(f["rows"]), int(f["size"])) for f in given["files"]
                 ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from kafkalog.errors import InvalidInputError, SchemaNotFoundError
@@ -25,6 +26,10 @@ class GivenSchemas:
 
     def __str__(self) -> str:
         return "the given schemas"
+
+    def text(self) -> str:
+        """Return all ids with their schemas, as JSON."""
+        return json.dumps({number: each.text for number, each in self._schemas.items()})
 
     def schema(self, number: int) -> RegisteredSchema:
         """Return the schema of an id; raises SchemaNotFoundError."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
@@ -151,6 +152,10 @@ class RecordForm:
                 missing = F.concat(F.lit("the key has no "), F.coalesce(*names))
                 frame = with_reason(frame, F.when(F.col("key").isNotNull(), missing))
         return frame
+
+    def readers(self) -> list[str]:
+        """Return the readers' schemas of framed documents; registries have been asked."""
+        return [json.dumps(each.reader()) for each in self._framed()]
 
     def _framed(self) -> list[FramedAvro]:
         sides = (

@@ -82,6 +82,12 @@ class SchemaRegistry:
         return f"SchemaRegistry({self._source})"
 
     @property
+    def identity(self) -> str:
+        """What tells it from another registry: its place without secrets, or all given schemas."""
+        given = self._source
+        return given.text() if isinstance(given, GivenSchemas) else repr(self)
+
+    @property
     def has_subjects(self) -> bool:
         """Whether it knows whose its schemas are; those given by id belong to no subject."""
         return not isinstance(self._source, GivenSchemas)

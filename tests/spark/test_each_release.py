@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHOSEN = [
     "datasource/test_spark.py::test_a_stream_from_now_on_begins_where_it_was_started",
     "datasource/test_ktable.py::test_updates_are_every_change_once",
+    "datasource/test_materialized_table.py::test_a_table_shows_what_view_latest_shows",
     "sink/test_spark_writes.py::test_batch_writes_land_each_time_unless_they_carry_a_transaction",
     "sink/test_spark_writes.py::test_a_stream_is_exactly_once_and_an_older_checkpoint_is_refused",
     "sink/test_spark_foreach_batch.py::test_append_is_exactly_once_in_update_mode",

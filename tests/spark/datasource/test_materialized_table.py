@@ -233,6 +233,37 @@ def test_columns_come_from_keys_and_from_expressions(spark: Any, tmp_path: Path)
         source.materialize(tmp_path / "none")
 
 
+def test_a_key_that_shares_the_hash_of_a_changed_one_stays(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.sql import functions
+
+    one = functions.lit(1).cast("bigint")
+    monkeypatch.setattr(functions, "xxhash64", lambda *_: one)
+    root = log_in(tmp_path)
+    fill(root)
+    table = made(spark, tmp_path)
+    append(root, ("k0", None), ("k1", '{"n": 100}'))
+    assert is_right(table, spark, root)
+
+
+def test_a_change_event_that_deletes_a_row_leaves_none(spark: Any, tmp_path: Path) -> None:
+    root = log_in(tmp_path)
+    fill(root, count=0)
+
+    def event(op: str, after: str) -> str:
+        return f'{{"op": "{op}", "after": {after}}}'
+
+    append(root, ("a", event("c", '{"n": 1}')), ("b", event("d", "null")))
+    source = KTable(spark, root, "t")
+    table = source.materialize(tmp_path / "table", json="n int", envelope="debezium")
+    for changes in ((), (("a", event("d", "null")), ("c", event("u", '{"n": 2}')))):
+        append(root, *changes)
+        expected = source.df(json="n int", envelope="debezium")
+        assert sorted(table.df().collect()) == sorted(expected.collect()) != []
+    assert table.refresh().rows == 1
+
+
 def test_other_engines_read_the_files_of_the_manifest(spark: Any, tmp_path: Path) -> None:
     import json
 

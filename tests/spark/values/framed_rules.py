@@ -242,6 +242,41 @@ def test_a_table_and_lookups_decode_framed_values(spark: Any, tmp_path: Path) ->
         table.lookup("b", avro=registry)
 
 
+def test_a_materialized_table_decodes_framed_values_and_follows_its_registry(
+    spark: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    path, subjects = log_in(tmp_path), Subjects()
+    text = {"name": "s", "type": "string", "default": "-"}
+    row, wider = record("Row", ("n", "int")), record("Row", ("n", "int"), text)
+    renamed = record("Row", ("n", "int"), {**text, "default": "none"})
+    subjects.register("t-value", 4, row)
+    log_of(path, "t", [(b"a", framed(4, row, {"n": 1})), (b"b", framed(4, row, {"n": 2}))])
+    source, registry = kafkalog.KTable(spark, path, "t"), registry_of(subjects)
+    table = source.materialize(tmp_path / "table", avro=registry)
+    log_of(path, "t", [(b"a", framed(4, row, {"n": 3})), (b"b", None)])
+    for number, schema in ((9, wider), (10, renamed)):
+        assert sorted(table.df().collect()) == sorted(source.df(avro=registry).collect())
+        subjects.register("t-value", number, schema)
+        value = {"n": number, "s": "x"}
+        log_of(path, "t", [(b"c%d" % number, framed(number, schema, value))])
+        latest = source.df(avro=registry)
+        assert table.df().columns == latest.columns
+        assert sorted(table.df().collect()) == sorted(latest.collect())
+        table.refresh()
+    assert {each.s for each in table.df().collect()} == {"none", "x"}
+
+
+def test_a_table_of_other_given_schemas_is_made_again(spark: Any, tmp_path: Path) -> None:  # noqa: F811
+    path, row = log_in(tmp_path), record("Row", ("n", "int"))
+    log_of(path, "t", [(b"a", framed(4, row, {"n": 1}))])
+    source = kafkalog.KTable(spark, path, "t")
+    for name in ("n", "m"):
+        registry = given({4: record("Row", (name, "int"))})
+        table = source.materialize(tmp_path / "table", avro=registry)
+        assert [each[name] for each in table.df().collect()] == [1]
+
+
 def test_a_new_schema_stops_a_stream_which_goes_on_when_it_is_started_again(
     spark: Any,  # noqa: F811
     tmp_path: Path,

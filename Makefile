@@ -100,7 +100,7 @@ moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; va
 tables-test: $(READY) ## 1000 histories of materialized tables by their rule, and as many in Spark; 200 each of lookups and of rows out of order
 	KAFKALOG_TABLES=full $(BIN)/python -m pytest tests/unit/rules/test_table_moment.py \
 	    tests/unit/rules/test_key_lookup.py \
-	    tests/spark/sink/test_spark_versions.py \
+	    tests/spark/sink/test_spark_versions.py tests/spark/sink/test_spark_delta.py \
 	    tests/spark/datasource/test_materialized_table.py $(ARGS)
 
 connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one

@@ -28,6 +28,7 @@ from tests.spark.examples.test_orders_pipeline import ROWS, dead_letters
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_upsert import Change, frame_of
 from tests.spark.sink.test_spark_writes import finish
+from tests.spark.sink.version_histories import SELECT, Event, drawn, in_order, take
 
 PATIENCE_S = 120
 SETTINGS = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata")
@@ -695,3 +696,20 @@ def test_the_orders_of_the_example_become_equal_to_the_log(
     assert dead_letters(tmp_path, "delta") == [(b'{"region": "us", "id": 1}', b"no order")]
     people = spark.table(f"delta.`{tmp_path}/delta/customers`").select("key", "city").collect()
     assert sorted(map(tuple, people)) == [("ann", "Oslo"), ("bob", "Rome")]
+
+
+def test_drawn_histories_out_of_order_end_as_those_in_order(
+    spark: SparkSession, table: Table, path: Path
+) -> None:
+    upsert = DeltaUpsert(path, select=SELECT, version="version", delete_retention_ms=1000)
+    batches = drawn()
+    take(spark, upsert, batches)
+    assert table.rows() == in_order(batches)
+    gone = [Event("x", 5, True, 0), Event("y", 1, False, 1)]
+    late = [Event("x", 4, False, 2), Event("y", 1, False, 3)]
+    take(spark, upsert, [gone, late], first=10)
+    assert [row for row in table.rows() if row[0] in {"x", "y"}] == [("y", 1, 3)]
+    take(spark, upsert, [[Event("y", 0, True, 4)]], first=12, ms=1001)
+    take(spark, upsert, [[Event("x", 4, False, 5)]], first=13, ms=1002)
+    found = [row for row in table.rows() if row[0] in {"x", "y"}]
+    assert found == [("x", 4, 5), ("y", 1, 3)]

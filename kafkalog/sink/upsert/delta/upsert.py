@@ -26,6 +26,7 @@ from kafkalog.plain_errors import refusal
 from kafkalog.sink.query import is_connect
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
+from kafkalog.sink.upsert.delta.versions import DeltaVersions
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
@@ -88,12 +89,8 @@ class DeltaUpsert(Upsert):
     def __init__(self, table: str | PathLike[str], **given: Unpack[UpsertArguments]) -> None:
         address = table if isinstance(table, str) else str(Path(table).absolute())
         super().__init__(address, **given)
-        if self.shape.version is not None:
-            raise InvalidInputError(
-                "DeltaUpsert takes no version=. Leave it out, or give SQLiteUpsert or "
-                "PostgresUpsert."
-            )
         self._in_sql = f"delta.{quoted(address)}" if "/" in address else _in_sql(address)
+        self._deletions = _deletions_of(address)
         self._seen: UpsertCommit | None = None
         """What `positions` has found, until a micro-batch is applied."""
 
@@ -191,9 +188,14 @@ class DeltaUpsert(Upsert):
             rows.check(self.where, spark.table(self._in_sql).schema)
             (detail,) = spark.sql(f"DESCRIBE DETAIL {self._in_sql}").collect()
             frame = rows.stored(detail["partitionColumns"])
+            versions = self._versions(rows)
+            if versions is not None:
+                versions.declare(is_new=is_replacing or last is None)
+                frame = versions.but_older(frame)
+                versions.remember(frame, batch.now_ms, self.delete_retention_ms)
             with commit.settings(spark):
                 if not is_replacing:
-                    return self._merge(rows, frame)
+                    return self._merge(rows, frame, versions)
                 self._replace(rows, frame)
         except KafkaLogError:
             raise
@@ -228,8 +230,14 @@ class DeltaUpsert(Upsert):
             raise StorageError(f"{words}{reason}") from fault
         _log.warning("%s: a commit has landed, and then came an error: %s", self.where, reason)
 
-    def _merge(self, rows: DeltaRows, frame: DataFrame) -> bool:
+    def _versions(self, rows: DeltaRows) -> DeltaVersions | None:
+        if self.shape.version is None:
+            return None
+        return DeltaVersions(rows, self.shape.version, self._deletions)
+
+    def _merge(self, rows: DeltaRows, frame: DataFrame, versions: DeltaVersions | None) -> bool:
         """Merge the rows; return False if Delta has skipped the commit: its number was taken."""
+        newer = "" if versions is None else f" AND {versions.is_newer}"
         updates = ", ".join(f"t.{quoted(n)} = {new}" for n, new in rows.assignments().items())
         inserted = rows.insertions()
         names, values = ", ".join(map(quoted, inserted)), ", ".join(inserted.values())
@@ -238,8 +246,8 @@ class DeltaUpsert(Upsert):
         try:
             counts = frame.sparkSession.sql(
                 f"MERGE INTO {self._in_sql} t USING {_SOURCE} s ON {same} "
-                f"WHEN MATCHED AND s.{DELETED} THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {updates} "
+                f"WHEN MATCHED AND s.{DELETED}{newer} THEN DELETE "
+                f"WHEN MATCHED{newer} THEN UPDATE SET {updates} "
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "
                 f"THEN INSERT ({names}) VALUES ({values})"
             )
@@ -316,6 +324,16 @@ class DeltaUpsert(Upsert):
                         "the table. If a crash took Spark's last plan and the new one is shorter, "
                         "reset_writer=True continues with the table's rows"
                     )
+
+
+def _deletions_of(address: str) -> str:
+    """Return the table, as in SQL, with the versions of a table's deleted rows."""
+    prefix = "kafkalog_deletions_"
+    if "/" in address:
+        parent, _, name = address.rstrip("/").rpartition("/")
+        return f"delta.{quoted(f'{parent}/{prefix}{name}')}"
+    *parts, last = _NAME_PART.findall(_in_sql(address))
+    return ".".join([*parts, f"`{prefix}{last[1:]}"])
 
 
 def _in_sql(name: str) -> str:

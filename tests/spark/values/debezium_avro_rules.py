@@ -45,12 +45,7 @@ def avro_type(each: types.Documented, place: int) -> Any:
     if each.name and each.name.startswith(types.CONNECT):
         named["logicalType"] = logical[each.name.removeprefix(types.CONNECT)]
     if each.literal == "struct":
-        kinds = {int: "int", float: "double", str: "bytes", type(None): "int"}
-        fields = [
-            {"name": name, "type": ["null", kinds[type(value)]]}
-            for name, value in each.written.items()
-        ]
-        return {"type": "record", "name": f"S{place}", "fields": fields, **named}
+        return {**_type_of(each.written, f"S{place}"), **named}
     if each.literal == "array":
         kind = each.column.removeprefix("array<").removesuffix(">")
         return {"type": "array", "items": ["null", kind], **named}
@@ -66,11 +61,30 @@ def avro_value(each: types.Documented) -> Any:
     if each.literal == "bytes":
         return base64.b64decode(each.written)
     if each.literal == "struct":
-        return {
-            name: base64.b64decode(value) if isinstance(value, str) else value
-            for name, value in each.written.items()
-        }
+        return _value_of(each.written)
     return each.written
+
+
+def _type_of(value: Any, name: str) -> Any:
+    """Return the type of a part of a struct; a list is a map's, whose keys are no text."""
+    if isinstance(value, list):
+        value = {"key": value[0][0], "value": value[0][1]}
+        return {"type": "array", "items": _type_of(value, name)}
+    if isinstance(value, dict):
+        fields = [
+            {"name": part, "type": ["null", _type_of(each, f"{name}_{part}")]}
+            for part, each in value.items()
+        ]
+        return {"type": "record", "name": name, "fields": fields}
+    return {int: "int", float: "double", str: "bytes", type(None): "int"}[type(value)]
+
+
+def _value_of(value: Any) -> Any:
+    if isinstance(value, list):
+        return [{"key": key, "value": each} for key, each in value]
+    if isinstance(value, dict):
+        return {part: _value_of(each) for part, each in value.items()}
+    return base64.b64decode(value) if isinstance(value, str) else value
 
 
 def event_schema(row: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,9 @@ class Follower:
         ]
         frame = self._spark.createDataFrame(rows, COLUMNS)
         ends = {"t": {0: first + len(records)}}
-        self.upsert.take(frame, self._batch, MicroBatch("q", self._batch, "run"), ends)
+        self.upsert.take(
+            frame, self._batch, MicroBatch("q", self._batch, str(self._directory)), ends
+        )
         self._offset, self._batch = first + len(records), self._batch + 1
 
     def rows(self) -> dict[str, Any]:

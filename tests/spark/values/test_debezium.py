@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kafkalog
 from tests import debezium_types as types
+from tests.log_place import log_in
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -163,6 +165,24 @@ def test_fields_of_the_event_become_columns_on_request(session: Any) -> None:
 def test_a_row_may_have_fields_with_the_names_of_an_events(session: Any) -> None:
     (found,) = rows_of(session, "op int, after string", event("c", {"op": 3, "after": "x"}))
     assert (found["op"], found["after"], found["bad"]) == (3, "x", None)
+
+
+def test_updates_say_which_event_is_a_deletion(spark: Any, tmp_path: Path) -> None:
+    records: list[tuple[str, str | None]] = [
+        ("1", json.dumps(event("c", ANN))),
+        ("1", json.dumps(event("d", None, before=ANN))),
+        ("1", None),
+        ("2", json.dumps(event("u", ANN | {"id": 2}))),
+    ]
+    with kafkalog.open(log_in(tmp_path)) as log:
+        log.create_topic("t")
+        log.append("t", records)
+    table = kafkalog.KTable(spark, log_in(tmp_path), "t")
+    changes = table.updates(json=ROW, envelope="debezium")
+    writer = changes.writeStream.format("memory").queryName("kl_updates")
+    writer.trigger(availableNow=True).start().awaitTermination()
+    found = spark.sql("SELECT offset, id, deleted FROM kl_updates ORDER BY offset").collect()
+    assert [*map(tuple, found)] == [(0, 1, False), (1, None, True), (2, None, True), (3, 2, False)]
 
 
 def test_keys_lose_their_schema_and_have_their_types(session: Any) -> None:

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 CHOSEN = [
     "batch read: `subscribe`, `subscribePattern`, `assign`, offsets and times",
     "`KTable.df(json=)` and `create_view(json=)`",
+    "`KTable.materialize`: `df`, `create_view` and `refresh`",
     "stream read of `view=latest`",
     'stream write by `writeStream.format("kafkalog")`',
     "`Append(..., name=)` in output mode `update`",

@@ -24,6 +24,9 @@ class ChangeSignal:
         """Without a directory, `wait` waits for its time, or until the signal is closed."""
         self._closed = threading.Event()
         self._descriptor = -1 if directory is None else c_library.watch_directory(directory)
+        if self._descriptor >= 0:
+            self._events = select.poll()
+            self._events.register(self._descriptor, select.POLLIN)
 
     def wait(self, seconds: float) -> bool:
         """Wait for a change, at most so long; return False once the signal is closed."""
@@ -31,7 +34,7 @@ class ChangeSignal:
             return not self._closed.wait(seconds)
         if self._closed.is_set():
             return False
-        if select.select([self._descriptor], [], [], seconds)[0]:
+        if self._events.poll(seconds * 1e3):
             os.read(self._descriptor, _EVENTS)
         return not self._closed.is_set()
 

@@ -32,9 +32,9 @@ def test_an_absolute_path_or_a_file_uri_is_an_address(given: str, path: str) -> 
         ("hdfs://host/log", r"is not local"),
         ("s3:log", r"is not local"),
         ("file://host/log", r"names the host 'host'"),
-        ("file:///log?x#y", r"no plain file: URI"),
+        ("file:///log?x#y", r"is not a plain file: URI"),
         ("/a\0b", r"zero byte"),
-        ("file:///a%00b", r"no plain file: URI"),
+        ("file:///a%00b", r"is not a plain file: URI"),
     ],
 )
 def test_another_address_is_refused(given: str, message: str) -> None:

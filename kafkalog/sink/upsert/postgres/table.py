@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.postgres.client import one, run, sql_name
 from kafkalog.sink.upsert.postgres.types import changes_values, column_type, staged_type
-from kafkalog.sink.upsert.postgres.versions import deletions_of
 
 if TYPE_CHECKING:
     import psycopg
@@ -114,6 +114,10 @@ _CHILD = """
 SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhparent
 WHERE inhparent = %s AND c.relkind = 'r' LIMIT 1
 """
+
+
+_NAME_SIZE_MAX = 45
+"""Bytes of a table's name that the name of its deletions takes whole."""
 
 
 class MissingColumnsError(Exception):
@@ -225,6 +229,13 @@ class PostgresTable:
         return sql_name(self.schema, name)
 
     @property
+    def deletions(self) -> str:
+        """The name of the table with the versions of its deleted rows, in the same schema."""
+        is_long = len(self.name.encode()) > _NAME_SIZE_MAX
+        name = hashlib.sha256(self.name.encode()).hexdigest()[:32] if is_long else self.name
+        return f"kafkalog_deletions_{name}"
+
+    @property
     def identifier(self) -> Identifier:
         """The table in SQL."""
         return self.beside(self.name)
@@ -307,8 +318,8 @@ class PostgresTable:
                 SQL("DELETE FROM {} WHERE target_table = %s").format(self.beside(_POSITIONS)),
                 (self.name,),
             )
-            deletions = self.beside(deletions_of(self.name))
-            run(connection, SQL("DROP TABLE IF EXISTS {}").format(deletions))
+            gone = self.beside(self.deletions)
+            run(connection, SQL("DROP TABLE IF EXISTS {}").format(gone))
 
     def _check_schema(self, connection: Connection) -> None:
         query = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = %s)"

@@ -6,7 +6,6 @@ keeps the versions of deleted rows for a while. It changes in the transaction of
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,6 @@ if TYPE_CHECKING:
 
 _ORDERED = ("smallint", "integer", "bigint", "numeric", "date", "timestamp")
 """The types whose values have the order of the rows' versions."""
-_NAME_SIZE_MAX = 45
-"""Bytes of a table's name that the name of its deletions takes whole."""
-
-
-def deletions_of(table: str) -> str:
-    """Return the name of the table with the versions of the deleted rows of a table."""
-    is_long = len(table.encode()) > _NAME_SIZE_MAX
-    name = hashlib.sha256(table.encode()).hexdigest()[:32] if is_long else table
-    return f"kafkalog_deletions_{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +52,7 @@ class PostgresVersions:
         keys, key = table.key(), table.key("kept.{}")
         with connection.transaction():
             table.lock(connection)
-            if table.oid(connection, deletions_of(table.name)) is not None:
+            if table.oid(connection, table.deletions) is not None:
                 return found
             run(
                 connection,
@@ -79,7 +69,7 @@ class PostgresVersions:
 
     @property
     def _deletions(self) -> Identifier:
-        return self.table.beside(deletions_of(self.table.name))
+        return self.table.beside(self.table.deletions)
 
     def but_older(self, rows: Composed) -> Composed:
         """Leave out the rows of a query if their key has, or had, a larger version."""

@@ -51,12 +51,12 @@ OF_A_WRITE: Final = (
     "includeHeaders",
     *OF_A_STORE,
 )
-_LOWER_CASE_OF_A_WRITE: Final = {name.lower() for name in (*OF_A_WRITE, "checkpointLocation")}
+_WRITTEN: Final = {name.lower(): name for name in (*OF_A_WRITE, "checkpointLocation")}
 
 
-def is_of_a_write(name: str) -> bool:
-    """Return whether a lower-case name is an option of a write."""
-    return name in _LOWER_CASE_OF_A_WRITE or name.startswith("topic.")
+def of_a_write(name: str) -> str | None:
+    """Return how an option of a write is spelled, by its lower-case name; None for others."""
+    return name if name.startswith("topic.") else _WRITTEN.get(name)
 
 
 def are_for_both(options: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.spark_options import OF_A_READ, OF_A_WRITE, are_for_both, is_of_a_write
+from kafkalog.spark_options import OF_A_READ, are_for_both, of_a_write
 
 INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
@@ -42,7 +42,7 @@ def check_names(options: Mapping[str, str]) -> list[str]:
     ignored: list[str] = []
     writes = are_for_both(options)
     for name in sorted(options):
-        if name in supported or (writes and is_of_a_write(name)):
+        if name in supported or (writes and of_a_write(name)):
             continue
         if name in FORBIDDEN:
             raise InvalidInputError(
@@ -57,9 +57,8 @@ def check_names(options: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(name: str) -> InvalidInputError:
-    if is_of_a_write(name):
+    if given := of_a_write(name):
         # Spark has not said yet whether it is a read or a write.
-        given = next((known for known in OF_A_WRITE if known.lower() == name), name)
         return InvalidInputError(
             f"option {given} is an option of a write, while subscribe, subscribePattern and assign "
             "are options of a read: leave out what does not belong here (a view that takes INSERT "

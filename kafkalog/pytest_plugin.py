@@ -88,7 +88,8 @@ def kafkalog_topic(kafkalog_log: KafkaLog) -> MakeTopic:
     """Return a function that makes topics of the test's log: `kafkalog_topic(name, records, ...)`.
 
     Each call creates a topic and appends the records, if there are any. `partitions` and `config`
-    are those of `create_topic`. Default names are `topic`, `topic-2` and so on.
+    are those of `create_topic`. Default names are `topic`, `topic-2` and so on. A topic is
+    compacted, unless its first records lack keys or `config` says otherwise.
     """
 
     def make(
@@ -101,10 +102,21 @@ def kafkalog_topic(kafkalog_log: KafkaLog) -> MakeTopic:
         if name is None:
             count = len(kafkalog_log.topics())
             name = f"topic-{count + 1}" if count else "topic"
-        kafkalog_log.create_topic(name, partitions, dict(config or {}))
+        if isinstance(records, Iterator):
+            records = [*records]
+        policy = {} if _have_keys(records) else {"cleanup.policy": "delete"}
+        kafkalog_log.create_topic(name, partitions, {**policy, **(config or {})})
         topic = Topic(kafkalog_log, name)
         if records is not None:
             topic.append(records)
         return topic
 
     return make
+
+
+def _have_keys(records: Any) -> bool:
+    """Return whether a compacted topic takes the records, since none lacks a key."""
+    from kafkalog.storage_engine.records.record_batches import record_batches
+
+    batches = [] if records is None else record_batches(records)
+    return all("key" in each.schema.names and not each["key"].null_count for each in batches)

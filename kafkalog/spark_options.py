@@ -5,6 +5,7 @@ Spark does not say which of both it wants, so each names the options of the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 OF_A_STORE: Final = ("store.endpoint", "store.region", "store.allow_http", "store.credentials")
@@ -46,6 +47,22 @@ OF_A_WRITE: Final = (
     "kafka.batch.size",
     "kafka.compression.type",
     "resetWriter",
+    "create",
     "includeHeaders",
     *OF_A_STORE,
 )
+_WRITTEN: Final = {name.lower(): name for name in (*OF_A_WRITE, "checkpointLocation")}
+
+
+def of_a_write(name: str) -> str | None:
+    """Return how an option of a write is spelled, by its lower-case name; None for others."""
+    return name if name.startswith("topic.") else _WRITTEN.get(name)
+
+
+def are_for_both(options: Mapping[str, str]) -> bool:
+    """Return whether options, by lower-case names, read and write one topic.
+
+    A temporary view that is read and that takes INSERT has such options.
+    """
+    topic = options.get("topic", "").strip()
+    return topic != "" and options.get("subscribe", "").strip() == topic

@@ -52,6 +52,7 @@ from tests.log_place import TEST_PATH, delete_logs  # noqa: E402
 from tests.object_store_server import (  # noqa: E402 - fixtures
     _proxy,  # noqa: F401
     s3_address,  # noqa: F401
+    s3_url,  # noqa: F401
     store_proxy,  # noqa: F401
     store_server,  # noqa: F401
 )

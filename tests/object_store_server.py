@@ -22,7 +22,7 @@ from kafkalog.storage_engine.object_store.address import StoreAddress
 from tests import ROOT
 from tests.object_store_proxy import StoreProxy
 
-__all__ = ["StoreServer", "fault", "s3_address", "store_proxy", "store_server"]
+__all__ = ["StoreServer", "fault", "s3_address", "s3_url", "store_proxy", "store_server"]
 
 PROGRAM = ROOT / ".peers" / "versitygw" / "versitygw"
 BUCKET = "bucket"
@@ -138,3 +138,13 @@ def s3_address(store_proxy: StoreProxy) -> StoreAddress:
             "store.allow_http": "true",
         },
     )
+
+
+@pytest.fixture
+def s3_url(s3_address: StoreAddress, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of that prefix; the environment gives the rest of its address."""
+    assert s3_address.endpoint is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_address.endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    return str(s3_address)

@@ -92,7 +92,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _print_version()  # without click, whose import takes most of the time
     import click
 
-    from kafkalog.cli.terminal.output import PipeClosed, flush
+    from kafkalog.cli.terminal.output import PipeClosed, complain, flush
     from kafkalog.errors import InvalidInputError, KafkaLogError
 
     status = 0
@@ -113,14 +113,14 @@ def _run(arguments: Sequence[str]) -> int:
         _silence()
         status = PIPE_CLOSED if fault.code else 0
     except KafkaLogError as fault:
-        _complain(str(fault))
+        complain(str(fault))
         status = 2 if isinstance(fault, InvalidInputError) else 1
     except OSError as fault:
         # If the error names no file, name the path that the verb was given.
         given = next((text for text in arguments if os.access(text, os.F_OK)), "")
         where = fault.filename or given
         text = fault.strerror or str(fault)
-        _complain(f"{where}: {text}" if where else text)
+        complain(f"{where}: {text}" if where else text)
         status = 1
     except click.ClickException as fault:
         text = fault.format_message()
@@ -128,7 +128,7 @@ def _run(arguments: Sequence[str]) -> int:
         if text.lstrip().startswith("Usage:"):
             sys.stderr.write(text.rstrip() + "\n")
         else:
-            _complain(f"{text.rstrip('.')}; see kafkalog {_called(arguments)} --help")
+            complain(f"{text.rstrip('.')}; see kafkalog {_called(arguments)} --help")
         status = fault.exit_code
     if status not in (0, PIPE_CLOSED):
         try:
@@ -150,14 +150,6 @@ def _silence() -> None:
     """Let nothing more be written: Python flushes at exit, and must not find the fault again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _complain(text: str) -> None:
-    from kafkalog.cli.terminal.colours import styled
-    from kafkalog.cli.terminal.control_characters import escaped
-
-    plain = escaped(" ".join(text.split()))
-    sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {plain}\n")
 
 
 def _verb(arguments: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
+from kafkalog.spark_options import OF_A_READ, are_for_both, of_a_write
 
 INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
@@ -40,8 +40,9 @@ def check_names(options: Mapping[str, str]) -> list[str]:
     supported = {name.lower() for name in OF_A_READ}
     inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []
+    writes = are_for_both(options)
     for name in sorted(options):
-        if name in supported:
+        if name in supported or (writes and of_a_write(name)):
             continue
         if name in FORBIDDEN:
             raise InvalidInputError(
@@ -56,12 +57,12 @@ def check_names(options: Mapping[str, str]) -> list[str]:
 
 
 def _unknown(name: str) -> InvalidInputError:
-    of_a_write = {known.lower(): known for known in (*OF_A_WRITE, "checkpointLocation")}
-    if name in of_a_write or name.startswith("topic."):
+    if given := of_a_write(name):
         # Spark has not said yet whether it is a read or a write.
         return InvalidInputError(
-            f"option {of_a_write.get(name, name)} is an option of a write, while subscribe, "
-            "subscribePattern and assign are options of a read: leave out what does not belong here"
+            f"option {given} is an option of a write, while subscribe, subscribePattern and assign "
+            "are options of a read: leave out what does not belong here (a view that takes INSERT "
+            "has subscribe and topic, and they name the same topic)"
         )
     known = {known.lower(): known for known in (*OF_A_READ, *INERT)}
     near = [known[match] for match in get_close_matches(name, known, n=2)]

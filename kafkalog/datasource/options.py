@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from kafkalog.datasource.offsets import (
@@ -22,7 +23,7 @@ from kafkalog.datasource.start_or_end_time import StartOrEndTime
 from kafkalog.datasource.subscription import STRATEGIES, Subscription
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.layout import INT32_MAX, INT64_MAX
-from kafkalog.storage_engine.metadata.address import log_directories
+from kafkalog.storage_engine.metadata.address import directories, log_directories
 from kafkalog.storage_engine.metadata.state import PartitionState, State
 from kafkalog.storage_engine.object_store.address import StoreAddress, store_address
 from kafkalog.tables.table_moment import TableMoment
@@ -98,6 +99,11 @@ class SourceOptions:
     """Names that have no effect in a batch query."""
     stream_fault: str | None
     """The reason why a streaming query cannot have these options, in Spark's words."""
+
+    @property
+    def place(self) -> Sequence[Path] | StoreAddress:
+        """Where the log is."""
+        return directories(self.directories) if self.store is None else self.store
 
     @property
     def read_committed(self) -> bool:

@@ -15,11 +15,10 @@ from pyspark.sql.datasource import DataSource
 
 from kafkalog.datasource.columns import check_columns, spark_schema
 from kafkalog.datasource.options import SourceOptions
-from kafkalog.errors import InvalidInputError
 from kafkalog.plain_errors import plain
-from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.metadata import address
 from kafkalog.storage_engine.object_store.address import store_address
+from kafkalog.storage_engine.place import check_has_log
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -50,7 +49,7 @@ class KafkaLogDataSource(DataSource):
         if store_address(options) is None:
             address.log_directories(options)
         if SourceOptions.are_reading(options):
-            _check_log(self._read_options)
+            check_has_log(self._read_options.place)
             _warn_once(self._read_options.ignored)
 
     @cached_property
@@ -96,20 +95,6 @@ class KafkaLogDataSource(DataSource):
         from kafkalog.sink.writer import stream_writer
 
         return stream_writer(self.options, schema, overwrite)
-
-
-def _check_log(options: SourceOptions) -> None:
-    """Raise InvalidInputError if the path has no log to read; one GET for an object store."""
-    try:
-        if options.store is None:
-            owner.check_has_log(address.directories(options.directories))
-        else:
-            from kafkalog.storage_engine.object_store.client import shared_client
-            from kafkalog.storage_engine.object_store.commit_log import CommitLog
-
-            CommitLog.id_of(shared_client(options.store))
-    except InvalidInputError as error:
-        raise InvalidInputError(f"option path: {error}") from None
 
 
 def _warn_once(ignored: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.spark_options import OF_A_READ, OF_A_WRITE
+from kafkalog.spark_options import OF_A_READ, OF_A_WRITE, are_for_both
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.address import log_directory, resolved
 from kafkalog.storage_engine.metadata.config import TopicConfig
@@ -69,6 +69,8 @@ class SinkOptions:
     """Bytes at which a record batch is closed [batch.size, kafka.batch.size]."""
     reset_writer: bool = False
     """Accept a batch id below the last committed one [resetWriter]."""
+    creates: bool = True
+    """Whether a log or a topic that is missing is created [create]."""
     checkpoint: str | None = None
     """The stream's checkpoint, if it was given as an option [checkpointLocation]."""
     query_name: str | None = None
@@ -88,8 +90,8 @@ class SinkOptions:
 
     @property
     def created(self) -> NewTopic | None:
-        """How the rows' topics are created; None where the driver has created the one there is."""
-        return self.new_topic if self.topic is None else None
+        """How the commit creates the rows' topics; None if the driver does it, or nobody may."""
+        return self.new_topic if self.topic is None and self.creates else None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -112,7 +114,8 @@ class SinkOptions:
             txn_version=version,
             codec=_codec(given),
             batch_size=_batch_size(given),
-            reset_writer=_flag(given, "resetWriter"),
+            reset_writer=_flag(given, "resetWriter", "false"),
+            creates=_flag(given, "create", "true"),
             checkpoint=given.get("checkpointlocation"),
             query_name=given.get("queryname"),
             ignored=ignored,
@@ -122,6 +125,7 @@ class SinkOptions:
 def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse unknown names; return the options of Kafka's client, which are ignored."""
     ignored = []
+    reads = are_for_both(given)
     for name in given:
         if name in _FORBIDDEN:
             raise InvalidInputError(
@@ -136,6 +140,8 @@ def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
             ignored.append(name)
             continue
         if name in _READ_BY_LOWER_CASE:
+            if reads:
+                continue
             raise InvalidInputError(
                 f"option {_READ_BY_LOWER_CASE[name]} is an option of a read, and this is a write: "
                 f"leave it out; a write takes: {', '.join(OF_A_WRITE)}"
@@ -217,8 +223,8 @@ def _whole(
     return value
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name.lower(), "false").strip().lower()
+def _flag(given: Mapping[str, str], name: str, default: str) -> bool:
+    text = given.get(name.lower(), default).strip().lower()
     if text not in {"true", "false"}:
         raise InvalidInputError(f"option {name}: expected true or false, found {text!r}")
     return text == "true"

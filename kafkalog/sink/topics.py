@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.columns import SinkColumns
 from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.shared_log import shared_log, shared_readable
 from kafkalog.storage_engine.metadata.config import TopicConfig
-from kafkalog.storage_engine.metadata.state import TopicState
+from kafkalog.storage_engine.metadata.state import State, TopicState
+from kafkalog.storage_engine.place import check_has_log
+
+_log = logging.getLogger("kafkalog.sink")
 
 
 def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
-    """Create the log and the option's topic; raises InvalidInputError if it needs keys."""
+    """Create the log and the option's topic, with a warning.
+
+    Raises InvalidInputError if the topic needs keys, or is missing and must not be created.
+    """
+    if not options.creates:
+        root = options.root
+        check_has_log([root] if isinstance(root, Path) else root)
     state = shared_readable(options.root).state()
     if options.topic is None:
         return
-    known = state.topics.get(options.topic)
+    known = state.topics.get(options.topic) if options.creates else state.topic(options.topic)
     config = options.new_topic.config if known is None else known.config
     if columns.key < 0 and TopicConfig.parse(config).needs_keys:
         raise InvalidInputError(
@@ -27,6 +40,22 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
         new = options.new_topic
         shared_log(options.root).create_topic(
             options.topic, new.partitions, new.config, exist_ok=True
+        )
+        warn_of_created(options, [options.topic], state)
+
+
+def warn_of_created(options: SinkOptions, names: Iterable[str], before: State) -> None:
+    """Warn of topics that a write has created in a log: the name, or the path, may be a typo."""
+    count = options.new_topic.partitions
+    for name in sorted(names):
+        _log.warning(
+            "%s: topic %r is new, with %d partition%s (the topics before: %s). To let a write "
+            "create no topic and no log, set create=false.",
+            options.root,
+            name,
+            count,
+            "" if count == 1 else "s",
+            before.known_topics,
         )
 
 

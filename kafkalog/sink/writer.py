@@ -30,7 +30,7 @@ from kafkalog.sink.options import SinkOptions
 from kafkalog.sink.plan import read_plan, sync_plan, syncing_plan
 from kafkalog.sink.query import MicroBatch, checkpoint_query_id, micro_batch_of_task
 from kafkalog.sink.shared_log import requests_of, seen_by_driver, shared_log, shared_readable
-from kafkalog.sink.topics import options_without_effect, prepare_topic
+from kafkalog.sink.topics import options_without_effect, prepare_topic, warn_of_created
 from kafkalog.spark_release import DataSourceStreamArrowWriter
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import clock, files
@@ -180,7 +180,11 @@ class _LogWriter:
     ) -> None:
         """Commit what tasks have staged; `sent` are requests that were sent only to do so."""
         staged = [message.staged for message in messages if message and message.staged]
+        created = {
+            name for each in staged for name, topic_id in each.topic_ids.items() if not topic_id
+        }
         before = requests_of(self.options.root)
+        known = shared_log(self.options.root).state() if created else None
         result = shared_log(self.options.root).commit(
             staged,
             writer=writer,
@@ -188,6 +192,8 @@ class _LogWriter:
             reset_writer=self.options.reset_writer,
             now_ms=clock.now_ms(),
         )
+        if known is not None and not result.skipped:
+            warn_of_created(self.options, created - known.topics.keys(), known)
         if self.seen is not None:
             committing = requests_of(self.options.root) - before + (sent or Counter())
             self._log_requests(messages, writer, result, committing)

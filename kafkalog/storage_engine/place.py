@@ -7,6 +7,8 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.log.log import Log, only_in_directory
 from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.address import (
@@ -71,6 +73,20 @@ def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:
     from kafkalog.storage_engine.directory.readable_directory import ReadableDirectory
 
     return ReadableDirectory(log_directories(options), read_only=True, create=False)
+
+
+def check_has_log(place: Sequence[Path] | StoreAddress) -> None:
+    """Raise InvalidInputError if Spark's option `path` names no log; one GET of an object store."""
+    try:
+        if not isinstance(place, StoreAddress):
+            owner.check_has_log(place)
+        else:
+            from kafkalog.storage_engine.object_store.client import shared_client
+            from kafkalog.storage_engine.object_store.commit_log import CommitLog
+
+            CommitLog.id_of(shared_client(place))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"option path: {error}") from None
 
 
 def read_places(options: Mapping[str, str]) -> Sequence[Path | StoreAddress]:

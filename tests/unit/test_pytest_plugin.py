@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+
+from kafkalog.errors import InvalidInputError
 
 pytest_plugins = ["pytester"]
 
@@ -34,6 +38,25 @@ def test_a_topic_can_be_compacted(kafkalog_topic: MakeTopic) -> None:
     topic = kafkalog_topic(records=[("a", "1"), ("a", "2")])
     topic.clean()
     assert [row["value"] for row in topic.records()] == [b"2"]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [(None, "1"), ("b", "2")],
+        [{"value": "1"}, {"key": "b", "value": "2"}],
+        pa.table({"value": [b"1", b"2"]}),
+    ],
+    ids=["tuples", "dicts", "Arrow"],
+)
+def test_a_topic_whose_first_records_lack_keys_is_not_compacted(
+    kafkalog_topic: MakeTopic, records: Any
+) -> None:
+    topic = kafkalog_topic("t", iter(records) if isinstance(records, list) else records)
+    assert [row["value"] for row in topic.records()] == [b"1", b"2"]
+    assert topic.log.describe("t").config["cleanup.policy"] == "delete"
+    with pytest.raises(InvalidInputError, match=r"config=\{'cleanup.policy': 'delete'\}"):
+        kafkalog_topic("u", records, config={"cleanup.policy": "compact"})
 
 
 def test_its_config_is_the_topics(kafkalog_topic: MakeTopic) -> None:

@@ -7,6 +7,7 @@ files are read, and the header of an open transaction's first batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -232,11 +233,14 @@ def _below_ratio(at: Judged) -> Reason:
         missing = int(plan.clean_bytes * wanted / (1.0 - wanted)) + 1 - plan.cleanable_bytes
         where = "" if plan.config.closes_by_itself else " in closed segments"
         text += f": with {_size(max(missing, 1))} more{where} it does"
-    return Reason(
-        "ratio",
-        f"{text}.{_last(at)}",
-        f"{_ALTER}min.cleanable.dirty.ratio={max(0.0, plan.dirty_ratio * 0.9):.2g}`, or {_CLEAN}",
-    )
+    tenths = math.ceil(round(plan.dirty_ratio * 10, 6)) - 1  # the highest below the ratio
+    remedy = f"{_CLEAN} does not wait"
+    if tenths > 0:
+        remedy += (
+            f"; {_ALTER}min.cleanable.dirty.ratio={tenths / 10:g}` lets cleaners come sooner from "
+            "now on, and rewrite more bytes for each byte appended"
+        )
+    return Reason("ratio", f"{text}.{_last(at)}", remedy)
 
 
 def _active_segment(at: Judged) -> Reason:
@@ -304,7 +308,8 @@ def _min_lag(at: Judged) -> Reason:
         "lag",
         f"min.compaction.lag.ms ({duration(lag)}) keeps offset {base} and what "
         f"follows from being cleaned until {utc_time(latest + lag)} at least.",
-        f"{_ALTER}min.compaction.lag.ms={max(0, at.moment.now_ms - latest)}`",
+        f"it ends by itself; {_ALTER}min.compaction.lag.ms=0`, Kafka's default, keeps nothing back "
+        "from now on",
         latest + lag,
     )
 
@@ -387,7 +392,7 @@ _SENTENCES: Final[Mapping[Why, Callable[[Judged], Reason]]] = {
 
 def _ratio(at: Judged) -> str:
     plan = at.plan
-    sizes = f"{_size(plan.dirty_bytes)} of {_size(plan.dirty_bytes + plan.clean_bytes)}"
+    sizes = f"{_size(plan.dirty_bytes)} dirty of {_size(plan.dirty_bytes + plan.clean_bytes)}"
     return f"{plan.dirty_ratio:.2f} ({sizes})"
 
 
@@ -400,7 +405,11 @@ def _size(size: int) -> str:
     while value >= 1024 and len(units) > 1:
         value /= 1024
         del units[0]
-    return f"{size} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+    return (
+        f"{size} bytes"
+        if units[0] == "bytes"
+        else f"{value:.1f}".removesuffix(".0") + f" {units[0]}"
+    )
 
 
 def duration(duration_ms: int) -> str:

@@ -132,6 +132,12 @@ def note(text: str) -> None:
     sys.stderr.write(escaped(text, kept="\n\t") + "\n")
 
 
+def complain(text: str) -> None:
+    """Print an error, in one line, on the standard error."""
+    plain = escaped(" ".join(text.split()))
+    sys.stderr.write(f"{styled('kafkalog:', 'red', sys.stderr)} {plain}\n")
+
+
 def print_table(
     columns: Sequence[str],
     rows: Sequence[Sequence[object]],

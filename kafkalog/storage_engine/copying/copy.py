@@ -13,11 +13,18 @@ Kafka has no counterpart; MirrorMaker copies records, not batches, and not their
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.errors import (
+    CorruptLogError,
+    InvalidInputError,
+    KafkaLogError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
 from kafkalog.storage_engine.copying import continuation
 from kafkalog.storage_engine.copying.copied_batches import (
     COMMIT_BYTES,
@@ -58,6 +65,7 @@ def copy(
     now_ms: int,
     config: Mapping[str, Mapping[str, str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
+    refusals: dict[str, KafkaLogError] | None = None,
 ) -> list[CopiedPartition]:
     """Copy topics, by default all; return what was added to each of their partitions.
 
@@ -65,7 +73,9 @@ def copy(
     metadata counts more than `*`, and less than a topic's own configs. A call of `progress` says
     how many offsets are done, and of how many. Raises InvalidInputError for a destination that is
     not a beginning of the source, UnknownTopicError, CorruptBatchError, StorageError,
-    CommitInDoubtError. The commits before the error stay; a later call continues.
+    CommitInDoubtError. The commits before the error stay; a later call continues. `refusals` takes
+    the errors of topics that can't be copied, by topic, and the other topics are copied all the
+    same. Without it the first one is raised.
     """
     destination.check_writable()
     if source.root == destination.root:
@@ -76,11 +86,24 @@ def copy(
             f"{source.root}: the configs of this log are known (expected none for a log of "
             "kafkalog). Leave them out."
         )
-    found, new, wanted = _planned(source, destination, topics, given=given, now_ms=now_ms)
+    found, new, wanted = _planned(
+        source, destination, topics, given=given, now_ms=now_ms, refusals=refusals
+    )
     _create(destination, new, wanted, now_ms)
-    copied = _Copying(source, destination, now_ms, progress).run(wanted)
-    _note(destination, found, now_ms)
+    copied = _Copying(source, destination, now_ms, progress, refusals).run(wanted)
+    _note(destination, [topic for topic in found if topic.name not in (refusals or {})], now_ms)
     return copied
+
+
+@contextlib.contextmanager
+def _refusal(topic: str, refusals: dict[str, KafkaLogError] | None) -> Iterator[None]:
+    """Keep the error of a topic, so that others go on; raise it if nobody takes it."""
+    try:
+        yield
+    except (InvalidInputError, CorruptLogError, StorageError) as fault:
+        if refusals is None:
+            raise
+        refusals[topic] = fault
 
 
 def _planned(
@@ -90,6 +113,7 @@ def _planned(
     *,
     given: Mapping[str, Mapping[str, str]],
     now_ms: int,
+    refusals: dict[str, KafkaLogError] | None,
 ) -> tuple[list[TopicState], list[TopicState], list[PartitionToCopy]]:
     """Return the topics to copy, those that the destination lacks, and the checked partitions."""
     while True:
@@ -98,16 +122,18 @@ def _planned(
         for name in given.keys() - {"*"}:
             state.topic(name)
         found = [_with_configs(state.topic(name), given) for name in names]
-        new = [
-            each for each in found if continuation.check_topic(source, each, destination) is None
-        ]
         held = destination.state()
+        new: list[TopicState] = []
+        wanted: list[PartitionToCopy] = []
+        if refusals is not None:
+            refusals.clear()
         try:
-            wanted = [
-                each
-                for topic in found
-                for each in _wanted(source, destination, topic, held, now_ms=now_ms)
-            ]
+            for topic in found:
+                with _refusal(topic.name, refusals):
+                    known = continuation.check_topic(source, topic, destination)
+                    wanted += [*_wanted(source, destination, topic, held, now_ms=now_ms)]
+                    if known is None:
+                        new.append(topic)
         except OffsetOutOfRangeError:
             if (source.state().number, destination.state().number) == (state.number, held.number):
                 raise
@@ -213,12 +239,18 @@ class _Copying:
     """The runs of one copy that wait for their commit, and what was committed."""
 
     def __init__(
-        self, source: Log, destination: Log, now_ms: int, progress: Callable[[int, int], None]
+        self,
+        source: Log,
+        destination: Log,
+        now_ms: int,
+        progress: Callable[[int, int], None],
+        refusals: dict[str, KafkaLogError] | None,
     ) -> None:
         self._source = source
         self._destination = destination
         self._now_ms = now_ms
         self._progress = progress
+        self._refusals = refusals
         self._waiting: list[CopiedRun] = []
         self._size = self._done = self._total = 0
 
@@ -228,17 +260,21 @@ class _Copying:
         log_starts = self._log_starts()
         copied = []
         for each in wanted:
-            size, end = 0, each.end
+            size, end = 0, each.start
             if each.start < each.end or each.log_start > log_starts[each.topic, each.partition]:
-                runs = copied_runs(self._source, each, lambda: COMMIT_BYTES - self._size)
-                for run, is_last in runs:
+                for run, is_last in self._runs(each):
                     size += len(run.data)
-                    self._total += max(0, run.end - end)  # a cleaner has passed the end
-                    end = max(end, run.end)
+                    self._total += max(0, run.end - max(end, each.end))  # a cleaner has passed it
+                    end = run.end
                     self._add(run, is_whole=not is_last)
             copied.append(CopiedPartition(each.topic, each.partition, each.start, end, size))
         self._commit()
         return copied
+
+    def _runs(self, wanted: PartitionToCopy) -> Iterator[tuple[CopiedRun, bool]]:
+        """Yield the runs of a partition up to one that can't be read."""
+        with _refusal(wanted.topic, self._refusals):
+            yield from copied_runs(self._source, wanted, lambda: COMMIT_BYTES - self._size)
 
     def _log_starts(self) -> Mapping[tuple[str, int], int]:
         return {

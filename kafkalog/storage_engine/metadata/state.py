@@ -252,10 +252,14 @@ class State:
         try:
             return self.topics[name]
         except KeyError:
-            known = ", ".join(sorted(self.topics)[:20]) or "none"
             raise UnknownTopicError(
-                f"topic {name!r} does not exist; the topics of this log are: {known}"
+                f"topic {name!r} does not exist; the topics of this log are: {self.known_topics}"
             ) from None
+
+    @property
+    def known_topics(self) -> str:
+        """The names of the topics, as messages list them."""
+        return ", ".join(sorted(self.topics)[:20]) or "none"
 
     def apply(self, number: int, change: Mapping[str, Any]) -> State:
         """Return the state after a journal record; see `Change` for its form.

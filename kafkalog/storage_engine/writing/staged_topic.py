@@ -170,8 +170,9 @@ class StagedTopic:
             raise InvalidInputError(
                 f"topic {self.name!r} is compacted (cleanup.policy has compact) and {null_count} "
                 f"of {row_count} rows have a null key: give every row a key, or create the topic "
-                "with cleanup.policy=delete (Spark's option topic.cleanup.policy=delete, the "
-                "command line's --config cleanup.policy=delete)"
+                "with cleanup.policy=delete (config={'cleanup.policy': 'delete'} in Python, "
+                "Spark's option topic.cleanup.policy=delete, the command line's --config "
+                "cleanup.policy=delete)"
             )
         given = columns.get("partition")
         if given is not None and given.null_count == 0:

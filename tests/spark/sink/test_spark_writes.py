@@ -176,3 +176,44 @@ def test_wrong_writes_are_refused_with_nothing_written(spark: Any, tmp_path: Pat
     assert "topic.cleanup.policy=delete" in refused(null_key, topic="t")
     assert records(log) == []
     assert staged_files(log) == []
+
+
+@pytest.mark.chosen
+def test_sql_writes_through_a_view_that_is_read_and_through_a_table_without_options(
+    spark: Any, tmp_path: Path
+) -> None:
+    path = log_in(tmp_path)
+    with open_log(path) as log:
+        log.create_topic("t")
+        log.append("t", [("a", "1")])
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW both (key BINARY, value BINARY) USING kafkalog "
+        f"OPTIONS (path '{path}', subscribe 't', topic 't', view 'latest')"
+    )
+    spark.sql("INSERT INTO both VALUES (binary('b'), binary('2'))")
+    spark.sql("INSERT INTO both SELECT key, binary('3') AS value FROM both WHERE key = binary('a')")
+    assert records(path) == [(b"a", b"1"), (b"b", b"2"), (b"a", b"3")]
+    seen = spark.sql("SELECT string(key) AS key, string(value) AS value FROM both").collect()
+    assert sorted((row.key, row.value) for row in seen) == [("a", "3"), ("b", "2")]
+    spark.sql("DROP TABLE IF EXISTS target")
+    spark.sql("CREATE TABLE target (key STRING, value STRING) USING kafkalog")
+    try:
+        options = f"'path' = '{path}', 'topic' = 'u'"
+        spark.sql(f"INSERT INTO target WITH ({options}) VALUES ('c', '4')")
+        spark.sql(f"INSERT INTO target WITH ({options}, 'create' = 'false') SELECT 'd', '5'")
+    finally:
+        spark.sql("DROP TABLE target")
+    assert records(path, "u") == [(b"c", b"4"), (b"d", b"5")]
+
+
+def test_to_table_follows_into_a_topic(spark: Any, tmp_path: Path) -> None:
+    path = log_in(tmp_path)
+    feed(tmp_path / "in", 0, [("a", "1", 0)])
+    writer = changes(spark, tmp_path / "in").select("key", "value").writeStream.format("kafkalog")
+    writer.options(path=path, topic="t", checkpointLocation=str(tmp_path / "checkpoint"))
+    for number in (1, 2):
+        query = writer.trigger(availableNow=True).toTable("followed")
+        query.awaitTermination()
+        feed(tmp_path / "in", number, [("b", str(number), number)])
+    spark.sql("DROP TABLE followed")
+    assert records(path) == [(b"a", b"1"), (b"b", b"1")]

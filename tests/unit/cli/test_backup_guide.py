@@ -26,7 +26,7 @@ PROGRAMS = {
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[package.KafkaLog]:
-    with package.open(tmp_path / "shop") as opened:
+    with package.open(tmp_path / "data" / "shop") as opened:
         opened.create_topic("t", config={"segment.bytes": "2000"})
         append(opened, range(ROWS))
         yield opened
@@ -44,27 +44,30 @@ def values(path: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_the_commands_of_the_guide_make_a_sound_copy(
-    log: package.KafkaLog, tmp_path: Path, kafkalog: Command, block: str
+    log: package.KafkaLog, tmp_path: Path, kafkalog: Command, block: str, s3_url: str
 ) -> None:
-    (tmp_path / "backup").mkdir()
-    for _ in range(2 if "again later" in block else 1):
+    def path(word: str) -> str:
+        if word.startswith("s3://"):
+            return word.replace("s3://backup", s3_url)
+        return re.sub("^/(?=data|backup|restore)", f"{tmp_path}/", word)
+
+    for name in ("backup", "restore"):
+        (tmp_path / name).mkdir()
+    for _ in range(1 if "cp -a" in block else 2):
         append(log, range(10))
         for line in block.splitlines():
-            words = shlex.split(line, comments=True)
-            command = [
-                word.replace("/data", f"{tmp_path}").replace("/backup", f"{tmp_path}/backup")
-                for word in words
-            ]
+            command = [path(word) for word in shlex.split(line, comments=True)]
             if command[0] == "kafkalog":
                 done = kafkalog(*command[1:])
                 assert (done.status, "no damage" in done.out + done.err) == (0, "verify" in command)
             else:
                 subprocess.run(command, check=True)
-        assert values(tmp_path / "backup" / "shop") == values(tmp_path / "shop")
+        place = path(re.findall("verify ([^ ]+)", block)[0])
+        assert values(Path(place)) == values(tmp_path / "data" / "shop")
 
 
 def test_the_guide_has_commands_for_both_ways() -> None:
-    assert ["kafkalog copy" in block for block in BLOCKS] == [True, False]
+    assert ["kafkalog copy" in block for block in BLOCKS] == [True, True, False]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -77,7 +80,7 @@ def test_a_copy_of_files_that_was_made_during_writes_is_a_log_or_shows_damage(
     for turn in range(3):
         first = ROWS + 60 * turn
         for command in PROGRAMS[program]:
-            words = shlex.split(command.format(log=tmp_path / "shop", copy=copy))
+            words = shlex.split(command.format(log=tmp_path / "data" / "shop", copy=copy))
             with subprocess.Popen(words, stderr=subprocess.PIPE) as running:
                 while running.poll() is None:
                     append(log, range(first, first + 5))
@@ -86,7 +89,7 @@ def test_a_copy_of_files_that_was_made_during_writes_is_a_log_or_shows_damage(
         verified = kafkalog("verify", copy, "--deep")
         outcomes.add(verified.status)
         if verified.status == 0:
-            found, all_of_them = values(copy), values(tmp_path / "shop")
+            found, all_of_them = values(copy), values(tmp_path / "data" / "shop")
             assert found == all_of_them[: len(found)]
             assert len(found) >= ROWS
             with package.open(copy) as copied:

@@ -68,16 +68,11 @@ def seen(caplog: pytest.LogCaptureFixture, store_server: StoreServer) -> Iterato
 
 
 @pytest.fixture
-def places(
-    s3_address: StoreAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, str]:
+def places(s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The addresses of a log, and of what the verbs write; the environment says the rest."""
     monkeypatch.setattr(object_log, "ObjectClient", Hasty)
     monkeypatch.setattr(object_log, "CommitLog", Impatient)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_address.endpoint or "")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    log = str(s3_address)
+    log = s3_url
     library.open(log).create_topic("t", 1, {"cleanup.policy": "compact,delete"})
     files = {name: str(tmp_path / name) for name in ("copy", "report", "picture")}
     return {"log": log, "again": f"{log}-copy", **files}

@@ -92,13 +92,13 @@ def broker_directory(root: Path) -> None:
 
 
 def typed(kafkalog: Command, line: str, data: Path) -> Result:
-    """Run a line as it is typed, with a store in memory; what is before a pipe is the shell's."""
+    """Run a line as it is typed, a directory for a store; what is before a pipe is the shell's."""
     *sources, command = line.split(" | ")
     written = b"".join(
         subprocess.run(source, shell=True, check=True, stdout=subprocess.PIPE).stdout
         for source in sources
     )
-    command = command.replace("s3://", f"memory://{data.name.replace('_', '-')}-")
+    command = command.replace("s3://", f"{data}/store-")
     name, *arguments = shlex.split(command.replace("/data/", f"{data}/"))
     assert name == "kafkalog"
     return kafkalog(*arguments, stdin=written)

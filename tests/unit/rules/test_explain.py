@@ -80,12 +80,30 @@ def test_the_ratio_says_how_much_is_missing(place: Place) -> None:
     ratio = finding(place, "ratio")
     assert told(place).findings[0] == ratio
     share = second / (first + second)
-    assert f"is {share:.2f} ({second} bytes of {first + second} bytes)" in ratio.sentence
+    assert f"is {share:.2f} ({second} bytes dirty of {first + second} bytes)" in ratio.sentence
     assert "min.cleanable.dirty.ratio, 0.8" in ratio.sentence
     missing = int(ratio.sentence.split("with ")[1].split(" ")[0])
     assert (second + missing) / (first + second + missing) > 0.8
     assert (second + missing - 2) / (first + second + missing - 2) <= 0.8
     assert f"It was cleaned last at {utc(NOW_MS)[:16]}" in ratio.sentence
+
+
+def test_a_lower_ratio_is_advised_in_tenths_and_only_below_the_present_one(place: Place) -> None:
+    filled(place, min_cleanable_dirty_ratio=1)
+    place.log.clean("t", force=True, now_ms=NOW_MS)
+    advised = []
+    place.rounds(1, "ab")
+    for _ in range(12):
+        place.rounds(1, "ab")
+        found = finding(place, "ratio")
+        ratio = place.status(NOW_MS).dirty_ratio
+        advised.append(found.commands[-1].rpartition("min.cleanable.dirty.ratio=")[2])
+        if len(found.commands) == 1:
+            assert ratio <= 0.1
+        else:
+            assert float(advised[-1]) == round(float(advised[-1]), 1)
+            assert 0 < ratio - float(advised[-1]) < 0.1001
+    assert "0.8" in advised
 
 
 def test_what_lies_in_the_active_segment_waits_for_the_next_one(place: Place) -> None:
@@ -122,8 +140,7 @@ def test_an_active_segment_that_is_full_ends_with_the_next_append(place: Place) 
 
 def test_where_the_ratio_is_the_cause_only_a_forced_cleaning_helps(place: Place) -> None:
     filled(place, 1, min_cleanable_dirty_ratio=1).roll().rounds(1, "ab")
-    remedy = finding(place, "ratio").remedy
-    assert remedy is not None and remedy.endswith("t --force")
+    assert finding(place, "ratio").commands[0] == f"kafkalog clean {place.where} t --force"
     place.log.alter_topic("t", {"min.cleanable.dirty.ratio": "0"})
     assert finding(place, "due").commands == (f"kafkalog clean {place.where} t",)
 
@@ -134,7 +151,10 @@ def test_a_lag_ends_at_a_known_time(place: Place) -> None:
     assert lag.until_ms == NOW_MS + HOUR_MS
     assert utc(NOW_MS + HOUR_MS) in lag.sentence
     assert "1 hour" in lag.sentence
+    before = finding(place, "lag", NOW_MS + HOUR_MS - 1)
     assert codes(place, NOW_MS + HOUR_MS - 1)[0] == "lag"
+    assert before.commands == lag.commands  # the advice is the same at any time
+    assert lag.commands[0].endswith("min.compaction.lag.ms=0")
     assert codes(place, NOW_MS + HOUR_MS)[0] == "due"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
 
@@ -44,6 +45,23 @@ def test_what_was_given_for_new_topics_is_told_from_defaults() -> None:
     assert parse().given_for_topics == {}
     options = parse(numPartitions="1", **{"topic.segment.bytes": "1048576"})
     assert options.given_for_topics == {"numPartitions": "1", "topic.segment.bytes": "1048576"}
+
+
+def test_a_view_that_takes_insert_names_one_topic_to_read_and_to_write() -> None:
+    given = {
+        "path": "/log",
+        "subscribe": "t ",
+        "view": "latest",
+        "topic": "t",
+        "numPartitions": "2",
+    }
+    assert SinkOptions.parse(given).new_topic.partitions == 2
+    assert SourceOptions.parse(given).latest_view
+    for other in ({"topic": "u"}, {"subscribe": "t,u"}):
+        with pytest.raises(InvalidInputError, match="option of a read"):
+            SinkOptions.parse({**given, **other})
+        with pytest.raises(InvalidInputError, match="option of a write"):
+            SourceOptions.parse({**given, **other})
 
 
 @pytest.mark.parametrize("name", ["subscribe", "assign", "startingOffsets", "endingTimestamp"])

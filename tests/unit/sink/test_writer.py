@@ -27,8 +27,12 @@ from kafkalog.sink import writer as sink_writer
 from kafkalog.sink.writer import SinkMessage, batch_writer, stream_writer
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.format import layout
+from kafkalog.storage_engine.place import open_log
+from tests.unit.sink.spark_write import SparkWrite
+from tests.unit.storage_engine.store_log import memory_address
 
 QUERY = "11111111-2222-3333-4444-555555555555"
+ROW = {"key": b"a", "value": b"1"}
 KEYED = ["key", "value"]
 
 
@@ -144,6 +148,8 @@ def test_tasks_are_appended_in_the_order_of_sparks_partitions(sink: Sink) -> Non
 def test_a_repeated_micro_batch_is_skipped_with_a_warning(
     sink: Sink, caplog: pytest.LogCaptureFixture
 ) -> None:
+    sink.stream()
+    caplog.clear()
     for _ in range(2):
         sink.stream().commit([sink.stage(4, ("a", "1"))], 4)
     assert sink.values() == [b"1"]
@@ -187,6 +193,7 @@ def test_an_abort_that_fails_does_not_hide_why_spark_aborts(
 ) -> None:
     messages = [sink.stage(0, ("a", "1"))]
     writer = sink.stream()
+    caplog.clear()
     with broker_running_on(sink.root):
         with pytest.raises(LockedByBrokerError, match="stop the broker"):
             writer.commit(messages, 0)
@@ -383,7 +390,49 @@ def test_options_that_made_the_topic_are_not_warned_of(
     sink.stream().commit([sink.stage(0, ("a", "1"))], 0)
     sink.columns, sink.options = ["topic", "key", "value"], given
     sink.stream().commit([sink.stage(1, ("u", "a", "1"), ("t", "a", "1"))], 1)
-    assert caplog.text == ""
+    assert "no effect" not in caplog.text
+
+
+@pytest.fixture(params=["directory", "store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    return tmp_path / "log" if request.param == "directory" else str(memory_address())
+
+
+def test_a_topic_that_a_write_makes_is_warned_of_once(
+    place: Path | str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        SparkWrite(place, {"topic": "t"}, plain=True).micro_batch([[ROW]])
+        SparkWrite(place, {}, ("topic", "key", "value"), plain=True).micro_batch(
+            [[{"topic": name, **ROW} for name in "ut"], [{"topic": "u", **ROW}]]
+        )
+    assert [each.getMessage() for each in caplog.records] == [
+        f"{place}: topic {name!r} is new, with 1 partition (the topics before: {before}). To let a "
+        "write create no topic and no log, set create=false."
+        for name, before in (("t", "none"), ("u", "t"))
+    ]
+
+
+def test_a_write_that_may_create_nothing_refuses_a_missing_log_and_a_missing_topic(
+    place: Path | str,
+) -> None:
+    by_rows = {"create": "false"}, ("topic", "key", "value")
+    by_option = {"create": "false", "topic": "t"}, ("key", "value")
+    for options, names in (by_rows, by_option):
+        with pytest.raises(InvalidInputError, match=r"option path: .* no log"):
+            SparkWrite(place, options, names, plain=True).micro_batch([[]])
+        with pytest.raises(InvalidInputError, match="no log"):
+            open_log(place, create=False)
+    with open_log(place) as log:
+        log.create_topic("other", 1, {})
+        for options, names in (by_rows, by_option):
+            with pytest.raises(UnknownTopicError, match=r"'t' does not exist; .*: other"):
+                SparkWrite(place, options, names, plain=True).micro_batch([[{"topic": "t", **ROW}]])
+        assert log.topics() == ["other"]
+        log.create_topic("t", 1, {})
+        for options, names in (by_rows, by_option):
+            SparkWrite(place, options, names, plain=True).micro_batch([[{"topic": "t", **ROW}]])
+        assert log.offsets("t") == {0: (0, 2)}
 
 
 def test_a_topic_that_vanished_is_an_error_in_the_task(sink: Sink) -> None:

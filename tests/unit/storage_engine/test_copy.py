@@ -11,6 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,13 @@ import pytest
 
 from kafkalog.cleaner import CleanerConfig
 from kafkalog.cleaner.schedule import manager
-from kafkalog.errors import CorruptBatchError, InvalidInputError, StorageError, UnknownTopicError
+from kafkalog.errors import (
+    CorruptBatchError,
+    InvalidInputError,
+    KafkaLogError,
+    StorageError,
+    UnknownTopicError,
+)
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.copying import copied_batches
 from kafkalog.storage_engine.copying import copy as copies
@@ -488,15 +495,44 @@ def test_an_unknown_topic_and_the_log_itself_are_refused(
         copy(destination, destination, now_ms=NOW_MS)
 
 
-def test_a_damaged_batch_is_not_copied(source: DirectoryLog, destination: Log) -> None:
-    add(source, 0)
-    path = source.partition_directory("t", 0) / layout.segment_file(0, layout.LOG)
+def damage(log: DirectoryLog, topic: str) -> None:
+    path = log.partition_directory(topic, 0) / layout.segment_file(0, layout.LOG)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+def test_a_damaged_batch_is_not_copied(source: DirectoryLog, destination: Log) -> None:
+    add(source, 0)
+    damage(source, "t")
     with pytest.raises(CorruptBatchError):
         copy(source, destination, now_ms=NOW_MS)
     assert ends(destination) == (0, 0, 0)
+
+
+def test_topics_that_cannot_be_copied_leave_the_others_to_be_copied(
+    source: DirectoryLog, destination: Log
+) -> None:
+    for topic in ("damaged", "other", "z"):
+        source.create_topic(topic, 1, {}, now_ms=NOW_MS)
+        appends(source, topic, "k")
+    destination.create_topic("other", 1, {}, now_ms=NOW_MS)
+    damage(source, "damaged")
+    for new in (1, 0):
+        refusals: dict[str, KafkaLogError] = {}
+        found = copy(source, destination, now_ms=NOW_MS + 1 - new, refusals=refusals)
+        assert {name: type(fault) for name, fault in refusals.items()} == {
+            "damaged": CorruptBatchError,
+            "other": InvalidInputError,
+        }
+        added = {each.topic: each.end_offset - each.start_offset for each in found}
+        assert added == {"damaged": 0, "t": 0, "z": new}
+    noted = {name: each.batch_id for name, each in destination.state().writers.items()}
+    assert noted == {
+        f"{copies.WRITER_ID} damaged": NOW_MS,
+        f"{copies.WRITER_ID} t": NOW_MS + 1,
+        f"{copies.WRITER_ID} z": NOW_MS + 1,
+    }
 
 
 def test_of_two_copies_at_once_one_is_told_to_copy_again(
@@ -571,6 +607,49 @@ def test_a_copy_that_dies_before_any_act_on_files_is_completed_by_the_next(
         if n % 10 == 0 or not is_reached:
             again.close()
             assert [str(each) for each in verify(again.root, deep=True)] == []
+    assert n > 30
+
+
+def test_a_nights_backup_and_its_way_back_go_on_after_a_death_anywhere(
+    source: DirectoryLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a topic that is refused, one that is gone, a rise of the log start, and a restore."""
+    source.create_topic("gone", 1, {}, now_ms=NOW_MS)
+    appends(source, "gone", "k")
+    monkeypatch.setattr(copied_batches, "COMMIT_BYTES", 300)
+    add(source, 0)
+    first = ObjectLog(memory_address())
+    first.create_topic("u", 1, {}, now_ms=NOW_MS)
+    copy(source, first, now_ms=NOW_MS)
+    source.delete_topic("gone", now_ms=NOW_MS)
+    source.create_topic("u", 1, {}, now_ms=NOW_MS)
+    appends(source, "u", "k")
+    source.delete_records("t", 0, 2, now_ms=NOW_MS)
+    source.append_raw("t", 0, joined([batch(7, 3, of=4), batch(20, 3)]), now_ms=NOW_MS)
+    appends(source, "t", "k")
+    reader = DirectoryLog(source.root, read_only=True, create=False)
+
+    def night(origin: Log, log: Log) -> None:
+        refusals: dict[str, KafkaLogError] = {}
+        copy(origin, log, now_ms=NOW_MS, refusals=refusals)
+        assert set(refusals) == ({"u"} if origin is reader else set())
+
+    n, is_reached = 0, True
+    while is_reached:
+        n += 1
+        backup = DirectoryLog(tmp_path / f"backup-{n}")
+        copy(first, backup, now_ms=NOW_MS)
+        is_reached = each_act(partial(night, reader, backup), n, Died())
+        again = DirectoryLog(backup.root)
+        night(reader, again)
+        check_equal(reader, again)
+        assert again.state().topics.keys() == {"t", "u", "gone"}
+        restored = DirectoryLog(tmp_path / f"restored-{n}")
+        if each_act(partial(night, again, restored), n, Died()):
+            restored = DirectoryLog(restored.root)
+        night(again, restored)
+        check_equal(reader, restored)
+        assert ends_of(restored, "gone") == 1
     assert n > 30
 
 

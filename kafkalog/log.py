@@ -209,7 +209,7 @@ class KafkaLog:
         values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables need a
         value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs, or a
         mapping; timestamp: epoch ms, or a datetime with a time zone. A table may have a column
-        partition. What `read` gives has more columns, as `offset`: `drop_extra` drops them. Raises
+        partition. A read has more columns, such as `offset`: `drop_extra` drops them. Raises
         UnknownTopicError, and InvalidInputError for any other form, for a column or field that a
         record doesn't have, and for a record that the topic doesn't take.
         """
@@ -269,9 +269,9 @@ class KafkaLog:
         """Yield the records of `[start, end)`, by default from log start to the last stable offset.
 
         Without a partition it yields those of all partitions, in turn, as of one moment. The
-        batches have the columns of `kafkalog.schema`, or those named; where there are no records,
-        one empty batch has them. Nothing at or above the last stable offset is read, nor are
-        aborted transactions; with `read_uncommitted` both are, up to the high watermark. Raises
+        batches have the columns of `kafkalog.schema`, or those named; without records, one empty
+        batch has them. Nothing at or above the last stable offset is read, nor are aborted
+        transactions; with `read_uncommitted` both are, up to the high watermark. Raises
         UnknownTopicError, CorruptBatchError, and OffsetOutOfRangeError, which names the valid
         range; and InvalidInputError for offsets without a partition. Kafka: isolation.level.
         """

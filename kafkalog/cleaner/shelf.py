@@ -73,9 +73,10 @@ class Piece(NamedTuple):
 
 
 class Moment(ABC):
-    """One view of a whole log at one time; it writes nothing. What only a directory has is here.
+    """One view of a whole log at one time; it writes nothing.
 
-    `root` is the directory, or the address. Each plan is made on first use.
+    A question that only a directory can answer has a store's answer here. `root` is the directory,
+    or the address. Each plan is made on first use.
     """
 
     verify: ClassVar = "`kafkalog verify {path} {topic}`"
@@ -153,7 +154,7 @@ class LostRaceError(CleaningAborted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOrder:
-    """What one round is asked to do, and whom it tells."""
+    """The order of one round, and who hears of it."""
 
     now_ms: int
     """The time of the round, but for leases of pins (C41)."""
@@ -208,7 +209,7 @@ class Round(ABC):
         """Where the cleaning ends; known after the first pass."""
 
     def check(self) -> None:
-        """Raise CleaningAborted if the round must not go on."""
+        """Raise CleaningAborted if the round has to stop."""
         self.order.check_abort()
 
     @abstractmethod
@@ -246,7 +247,7 @@ class Turn(Protocol):
         """Finish what a dead cleaner left; close the active segment by the plan, or `force`."""
 
     def round(self, order: RoundOrder) -> AbstractContextManager[Round | None]:
-        """Plan and begin a round; None if there is none to make."""
+        """Plan and begin a round; None if nothing is to do."""
 
     def end(self, order: RoundOrder) -> None:
         """Note the success: the partition is not uncleanable, and what its rounds did."""
@@ -257,7 +258,7 @@ class Shelf(Protocol):
 
     @property
     def place(self) -> str | StoreAddress:
-        """Where another process finds the log; it holds no secret."""
+        """The place at which another process finds the log; it holds no secret."""
 
     def check_cleanable(self) -> None:
         """Raise InvalidInputError where the log is only read, StorageError where it cannot be.
@@ -272,7 +273,7 @@ class Shelf(Protocol):
         """Return the log as this process last knew it."""
 
     def topic_id(self, topic: str, partition: int) -> str | None:
-        """Return the id of a topic that has the partition here; None if there is none."""
+        """Return the id of the topic if it has the partition here, else None."""
 
     def prepare(
         self,

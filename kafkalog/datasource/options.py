@@ -102,7 +102,7 @@ class SourceOptions:
 
     @property
     def place(self) -> Sequence[Path] | StoreAddress:
-        """Where the log is."""
+        """The place of the log."""
         return directories(self.directories) if self.store is None else self.store
 
     @property

@@ -180,7 +180,7 @@ class _Root:
 
 
 def verify_replicas(roots: Sequence[Path], topic: str | None = None) -> Iterator[Finding]:
-    """Yield how the replicas in the directories of several brokers differ, and what has none.
+    """Yield how the replicas of several brokers differ, and the partitions that lack one.
 
     Committed records that no replica has are damage. Raises StorageError if no replica of a
     partition can be read.

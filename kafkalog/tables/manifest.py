@@ -1,4 +1,4 @@
-"""The manifest of a materialized table: which files it has, and of which moment.
+"""The manifest of a materialized table: its files, and their moment.
 
 A location has `manifest-<20 digits>.json`, made once, and `data/<version>-<random>/*.parquet`. The
 manifest with the highest number counts. The number of a file's directory is that of the manifest

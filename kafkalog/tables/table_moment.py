@@ -37,7 +37,7 @@ class PartitionMoment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TableMoment:
-    """What a table's files are of; plain data."""
+    """The moment of a table's files; plain data."""
 
     topic: str
     topic_id: str

@@ -1,7 +1,7 @@
-"""Where a materialized table lies: a directory, or a prefix in an object store.
+"""The place of a materialized table: a directory, or a prefix in an object store.
 
-Names are below the location. A file is written once and never changed. Of several processes that
-create a file of one name, one succeeds.
+Names are below the location. A file is written once and never changed. If several processes create
+a file of one name, one succeeds.
 """
 
 from __future__ import annotations

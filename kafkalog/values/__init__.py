@@ -1,1 +1,1 @@
-"""What records hold: JSON and Avro documents, schema registries, envelopes."""
+"""The values of records: JSON and Avro documents, schema registries, envelopes."""

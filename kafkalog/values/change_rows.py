@@ -41,7 +41,7 @@ class RowField:
 
 @dataclass(frozen=True)
 class ChangeRows:
-    """What a record says of a row, as expressions.
+    """The row of a record, as expressions.
 
     `document` is null for a tombstone. `op` is null for a row that is in no event, `has_after` is
     whether the event has a row after the change, and `is_marked_deleted` whether a row that is in

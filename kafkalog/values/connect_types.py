@@ -1,11 +1,11 @@
 """How Kafka Connect and Debezium encode what neither JSON nor Avro has: decimals, dates, times.
 
 A field's *meaning* is the name of its type in Connect ("semantic type" in Debezium's documentation,
-Data type mappings). All is done by Spark's own functions. What does not fit becomes null here, and
-its record is bad.
+Data type mappings). All is done by Spark's own functions. A value that does not fit becomes null
+here, and its record is bad.
 
-Spark computes an expression as often as it is written. So a conversion goes in steps: it yields
-what it needs several times, and is given it back as a column.
+Spark computes an expression as often as it is written. A conversion therefore takes steps: it
+yields what it needs several times, and is given it back as a column.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Conversion: TypeAlias = "Generator[Column, Column, Column]"
 
 @dataclass(frozen=True)
 class Meaning:
-    """What is known of a field's type: columns of text, null for what is not known.
+    """A field's type: columns of text, null if not known.
 
     `literal` is Connect's name for how the value is written, such as `string`, `double` or `bytes`,
     or how Debezium writes bytes as text: `hex`, `base64-url-safe` (binary.handling.mode).

@@ -326,7 +326,7 @@ def _kind_in_json(kind: DataType) -> DataType:
 
 
 def _avro_fields(kind: AvroType, node: Any) -> dict[str, Any]:
-    """Return the types of a record's fields by name; {} for what is no record."""
+    """Return the types of a record's fields by name; {} for another type."""
     record = _not_null(kind, node)
     if not isinstance(record, Mapping):
         return {}

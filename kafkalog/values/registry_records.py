@@ -1,4 +1,4 @@
-"""What the records of a registry's topic say, taken in the order of the log.
+"""The records of a registry's topic, taken in the order of the log.
 
 Their form and their meaning are those of Confluent's KafkaStoreMessageHandler and InMemoryCache: a
 JSON object as key, whose `keytype` says what the value is.
@@ -77,7 +77,7 @@ class RegistryRecords:
     def _put(self, version: SubjectVersion) -> bool:
         """Add a version, or change it.
 
-        As in Confluent's registry, a text that claims the id of another text is passed over.
+        A text that claims the id of another text is passed over, as in Confluent's registry.
         """
         known = self.with_id(version.id, context_of(version.subject))
         if known is not None and known.text != version.text:

@@ -1,4 +1,4 @@
-"""Where the schemas of framed values come from."""
+"""The source of the schemas of framed values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOPIC: Final = "_schemas"
 
 
 class SchemaSource(Protocol):
-    """What a registry is asked, wherever its schemas lie."""
+    """The questions to a registry, wherever its schemas lie."""
 
     def schema(self, number: int, /) -> RegisteredSchema:
         """Return the schema of an id; raises SchemaNotFoundError."""
@@ -83,7 +83,7 @@ class SchemaRegistry:
 
     @property
     def identity(self) -> str:
-        """What tells it from another registry: its place without secrets, or all given schemas."""
+        """Its mark among registries: its place without secrets, or all given schemas."""
         given = self._source
         return given.text() if isinstance(given, GivenSchemas) else repr(self)
 

@@ -100,7 +100,7 @@ def comparison(df: DataFrame) -> Any:
 def are_flat(schemas: Iterable[Any]) -> bool:
     """Return whether the marker can be a last field of the records themselves.
 
-    Spark then makes one row per value, not one in another. A union is no record. A record that
+    Spark then makes one row per value, not one in another. A union is not a record. A record that
     contains itself would have the marker in it several times.
     """
     return all(is_record(each) and AvroType(each).recursive is None for each in schemas)

@@ -66,7 +66,7 @@ class DirectoryShelf:
         return DirectoryMoment(self.log, now_ms)
 
     def topic_id(self, topic: str, partition: int) -> str | None:
-        """Return the id of a topic that has the partition here; None if there is none."""
+        """Return the id of the topic if it has the partition here, else None."""
         known = self.log.state().topics.get(topic)
         return known.topic_id if known is not None and known.is_here(partition) else None
 
@@ -143,7 +143,7 @@ class _Turn:
     directory: Path
 
     def begin(self, *, force: bool, now_ms: int) -> None:
-        """Finish what a dead cleaner left; close the active segment if it is to be cleaned."""
+        """Finish what a dead cleaner left; close the active segment if it will be cleaned."""
         leftovers = (layout.CLEANED, layout.SWAP)
         if any(name.endswith(leftovers) for name in files.list_names(self.directory)):
             with locks.SegmentsLock(self.directory).exclusive():

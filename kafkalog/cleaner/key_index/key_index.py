@@ -1,6 +1,6 @@
 """A cleaned segment's key index: which batches may hold a key, for lookups without a scan.
 
-The cleaner writes `kl-<base>.keys` beside each segment that it writes. It has an entry for every
+The cleaner writes `kl-<base>.keys` for each segment that it writes. It has an entry for every
 record with a key: 33 bits of the key's hash and the position of its batch, sorted. A lookup reads a
 block or two of the file, then the batch, and compares the keys. A colliding hash costs one more
 batch.
@@ -280,7 +280,7 @@ class KeyIndex:
         has_samples: bool = False,
         keys: KeyFilter | None = None,
     ) -> KeyIndex | None:
-        """Return the index with these bytes; None if they are no valid one of the segment.
+        """Return the index with these bytes; None if they are not a valid index of the segment.
 
         It reads no block for a key that its filter `keys` does not pass.
 

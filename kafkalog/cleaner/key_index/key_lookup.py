@@ -386,7 +386,7 @@ class PartitionLookup:
         return self._segments
 
     def _followed(self, segments: Sequence[OpenSegment]) -> TailIndex | None:
-        """Return the index of the last segments, up to date; None where they are to be scanned."""
+        """Return the index of the last segments, up to date; None if they must be scanned."""
         if self.tail is None or not segments:
             return None
         if self._is_followed:
@@ -506,7 +506,7 @@ class PartitionLookup:
         return found
 
     def _filter(self, side: SideObject) -> KeyFilter | None:
-        """Return the filter of a segment object; None if there is none, or no more are kept.
+        """Return the filter of a segment object; None without one, or if no more are kept.
 
         Without another segment it would spare nothing.
         """

@@ -12,8 +12,8 @@ Invariants
 - Committed bytes of a log of ours never change. So what is known of a segment stays true while it
   is the same file or object, and the last batch has the checksum that it had. Only a restored
   backup has another one.
-- Where a cleaning or retention took the first segments, their entries go. Where any other segment
-  was replaced, all is read again.
+- If a cleaning or retention took the first segments, their entries go. If any other segment was
+  replaced, all is read again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class TailIndex:
     def is_worth_reading(self, segments: Sequence[OpenSegment]) -> bool:
         """Return whether lookups have scanned as much as it takes to index these segments.
 
-        So a single lookup reads no more than it needs.
+        A single lookup therefore reads no more than it needs.
         """
         return bool(self._segments) or self.scanned_bytes >= sum(each.limit for each in segments)
 
@@ -82,7 +82,7 @@ class TailIndex:
 
     @property
     def base_offset(self) -> int:
-        """Where it begins: it has the segments from this base offset on."""
+        """The base offset of its first segment."""
         return self._segments[0].base_offset if self._segments else layout.INT64_MAX
 
     def follow(self, segments: Sequence[OpenSegment], span: tuple[int, int]) -> int:

@@ -70,7 +70,7 @@ class FetchedObjects:
             self._begun(name)
 
     def forget(self, names: Iterable[str]) -> None:
-        """Remove objects' files, which nobody reads any more, while others go on."""
+        """Remove objects' files, which nobody reads any more, while others are read."""
         with self._changed:
             gone = [self._found.pop(name).path for name in names if name in self._found]
         for path in gone:

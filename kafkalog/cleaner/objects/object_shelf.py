@@ -66,7 +66,7 @@ class ObjectShelf:
         return known
 
     def topic_id(self, topic: str, partition: int) -> str | None:
-        """Return the id of a topic that has the partition; None if there is none."""
+        """Return the id of the topic if it has the partition, else None."""
         known = self.log.known_state.log.topics.get(topic)
         return known.topic_id if known is not None and known.is_here(partition) else None
 
@@ -127,7 +127,7 @@ class ObjectShelf:
                         yield CleanerStats(known.name, number, error=reason)
 
     def check(self, topic: str, partition: int) -> None:
-        """Go on: objects have no pause."""
+        """Do nothing: objects have no pause."""
 
     @contextlib.contextmanager
     def turn(

@@ -4,7 +4,7 @@ Within a partition the higher offset is newer. A key may occur in two partitions
 grown or a producer chose partitions itself. Then the partition whose latest record of the key has
 the higher timestamp wins. Records without a key are left out.
 
-Where rows have a version, the larger one is newer, and this order decides between equal ones.
+If rows have a version, the larger one is newer, and this order decides between equal ones.
 """
 
 from __future__ import annotations

@@ -94,10 +94,10 @@ class RowShape:
     `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
 
     `version` names a column of the rows: the row with the larger version wins, whatever the order
-    in which they come. Of equal versions the one with the higher offset wins. The column has whole
-    numbers, dates or timestamps. A row whose version is null is bad, also a deletion. A plain
-    tombstone has no version, so let `select` make one, for example of the record's timestamp.
-    `select` is a list then, and there is no `envelope`.
+    in which they come. Equal versions go by the higher offset. The column has whole numbers, dates
+    or timestamps. A row whose version is null is bad, also a deletion. A plain tombstone lacks a
+    version, so let `select` make one, for example of the record's timestamp. `select` is then a
+    list, without `envelope`.
 
     A record is bad if its value, or its key, is not a document of the fields, or if a field of the
     key is null. It is also bad if `select` says so, or makes a null key. It fails the micro-batch,

@@ -298,7 +298,7 @@ class BrokerDirectories:
         self._state = State(number=number, time_ms=clock.now_ms(), topics=MappingProxyType(topics))
 
     def missing(self) -> list[str]:
-        """Return a notice for each topic of which partitions have no replica here."""
+        """Return a notice for each topic that has partitions without a replica here."""
         with self._guard:
             self.published()
             return [*self._missing()]

@@ -5,8 +5,8 @@ everything up to an offset (`<offset>-<epoch>.checkpoint`), and the log after it
 v2 whose record values are framed messages; only those about topics are read here.
 
 A topic's config has what was set for it, not the brokers' own defaults. With several controllers,
-the last records may not be agreed upon yet; the files do not show it. Where the logs of several
-controllers are at hand, the one with the highest leader epoch counts, then the longest.
+the last records may not be agreed upon yet; the files do not show it. If there are logs of several
+controllers, the one with the highest leader epoch counts, then the longest.
 
 Kafka: MetadataRecordSerde, ReplicationControlManager, ConfigurationControlManager, Snapshots.
 """
@@ -30,7 +30,7 @@ from kafkalog.storage_engine.segment.log_scanner import METADATA, LogScanner
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which brokers have a partition, by their node ids, as far as the metadata says it."""
+    """The brokers that have a partition, by their node ids, as far as the metadata says it."""
 
     replicas: Sequence[int] = ()
     in_sync: Sequence[int] = ()

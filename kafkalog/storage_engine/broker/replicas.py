@@ -7,8 +7,8 @@ records that any in-sync replica on these disks had. Among equals one without lo
 Kafka's controller elects from the in-sync replicas in its metadata instead. Killed brokers may have
 torn logs, and an election of one of them would lose records that others have (KIP-966).
 
-A follower is truncated to where its log agrees with the leader's (KIP-101, KIP-279). What it has
-above is its *divergent tail*: records that the leader never had, or no longer has.
+A follower is truncated to where its log agrees with the leader's (KIP-101, KIP-279). Its records
+above are its *divergent tail*: records that the leader never had, or no longer has.
 
 Kafka: LeaderEpochFileCache.endOffsetFor, AbstractFetcherThread.getOffsetTruncationState.
 """

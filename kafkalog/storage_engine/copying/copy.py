@@ -97,7 +97,7 @@ def copy(
 
 @contextlib.contextmanager
 def _refusal(topic: str, refusals: dict[str, KafkaLogError] | None) -> Iterator[None]:
-    """Keep the error of a topic, so that others go on; raise it if nobody takes it."""
+    """Keep the error of a topic and copy the others; raise it if nobody takes it."""
     try:
         yield
     except (InvalidInputError, CorruptLogError, StorageError) as fault:

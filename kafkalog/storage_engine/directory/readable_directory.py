@@ -45,7 +45,7 @@ class ReadableDirectory(ReadableLog):
 
     `read_only` never writes a byte. A broker's log directory, or those of several brokers of a
     cluster (a list, or paths with commas between), is only read, as is a copy of partitions. Raises
-    InvalidInputError for a path that is a file, or has no log where none is to be created.
+    InvalidInputError for a path that is a file, or lacks a log and may not get one.
     """
 
     def __init__(

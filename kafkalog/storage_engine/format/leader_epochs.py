@@ -69,8 +69,8 @@ def trimmed(epochs: Epochs, log_start_offset: int) -> Epochs:
 def agreed_end(epochs: Epochs, end: int, leader: Epochs, leader_end: int) -> int:
     """Return the offset to which a follower's log agrees with its leader's.
 
-    `epochs` and `end` are the follower's. Of the highest epoch that both have, the log that ends it
-    first decides. A log without epochs agrees up to its end. Kafka: KIP-101, KIP-279.
+    `epochs` and `end` are the follower's. The log that first ends the highest epoch of both
+    decides. A log without epochs agrees up to its end. Kafka: KIP-101, KIP-279.
     """
     common = {epoch for epoch, _ in epochs} & {epoch for epoch, _ in leader}
     if not epochs or not leader:

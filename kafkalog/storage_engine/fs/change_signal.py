@@ -16,8 +16,8 @@ _EVENTS = 1 << 16
 class ChangeSignal:
     """Wakes one waiting thread when a file of a directory is written, and when it is closed.
 
-    A file system that another host writes to gives no events. So whoever waits looks again after
-    each wait, which takes at most the seconds given. Linux: inotify(7).
+    A file system that another host writes to gives no events. Look again after each wait, which
+    takes at most the seconds given. Linux: inotify(7).
     """
 
     def __init__(self, directory: Path | None) -> None:

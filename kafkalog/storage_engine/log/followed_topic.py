@@ -1,4 +1,4 @@
-"""What `KafkaLog.follow` returns: record batches, for `for` and `async for`."""
+"""The record batches that `KafkaLog.follow` returns, for `for` and `async for`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FollowedTopic:
     """The record batches of a topic as they are committed; a context manager.
 
     It ends when it is closed, or the log. One thread, or one task of asyncio, iterates at a time.
-    Whoever iterates again goes on where the last iteration stopped.
+    Another iteration continues where the last one stopped.
     """
 
     def __init__(

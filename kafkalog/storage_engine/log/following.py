@@ -24,7 +24,7 @@ Read: TypeAlias = "Callable[[PartitionSnapshot, int, int], Iterator[pa.RecordBat
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """Who follows a topic: what is read of it, and what happens where there is nothing to read."""
+    """A reader that follows a topic, and what it does when there is nothing to read."""
 
     log: ReadableLog
     topic: TopicState

@@ -144,7 +144,7 @@ class OpenSegment:
 
     @property
     def identity(self) -> Hashable:
-        """What tells its bytes from those of another segment of this base offset."""
+        """A mark that no other segment of this base offset has."""
         return self.log, self.limit
 
     def has_whole_time_index(self) -> bool:

@@ -296,7 +296,7 @@ class PostgresTable:
     ) -> None:
         """Create the table; delete the positions of a dropped table of the same name.
 
-        What is known of its deleted rows goes too.
+        The versions of its deleted rows go too.
         """
         from psycopg.sql import SQL
 

@@ -128,7 +128,7 @@ class SQLiteMerge:
     def _keep_values(self, *, is_replacing: bool) -> None:
         """Fill in the values that rows lack, from the table's rows; without one a row is refused.
 
-        The rows that are replaced are no rows before.
+        A row that is replaced doesn't count as the row before.
         """
         has_row = "0" if is_replacing else f"EXISTS ({self._row_of_mine()})"
         for number, topic, partition, offset in self._connection.execute(

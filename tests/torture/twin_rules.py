@@ -354,13 +354,13 @@ _EMPTY: Final = (
     "index of another segment."
 )
 _LOADS: Final = (
-    "Kafka does not load a log with bytes of no batch behind its end after a clean shutdown, or "
-    "with a base offset that is far off."
+    "After a clean shutdown, Kafka refuses a log with stray bytes behind its end, or with a base "
+    "offset that is far off."
 )
-_LOADS_SOUND: Final = "kafkalog loads the sound part, and names the rest."
+_LOADS_SOUND: Final = "Instead, kafkalog loads the sound part and names the rest."
 _LOSSES: Final = (
-    "A broker's directory that has lost records says so, and cannot be adopted. Kafka goes on "
-    "without a word."
+    "A broker's directory that has lost records says so, and cannot be adopted. Kafka "
+    "continues without a word."
 )
 _FULLER: Final = (
     "The cleaner keeps the same records at the same offsets as Kafka's, in fewer and fuller "
@@ -391,9 +391,9 @@ _ROLL: Final = (
     "Retention removes the last segment even if its file has no sound batch. Kafka's fails then."
 )
 _PRODUCERS: Final = (
-    "Kafka forgets producers and open transactions in three cases, and kafkalog does not: if an "
-    "offset index is missing, if their batches lie below the log start, and if they have expired "
-    "before a later batch."
+    "In three cases Kafka forgets producers and open transactions, and kafkalog does not. An "
+    "offset index is missing; their batches lie below the log start; they have expired before a "
+    "later batch."
 )
 _EPOCHS: Final = (
     "The list of leader epochs begins at the log start. If it is lost, Kafka lists those of the "

@@ -86,7 +86,7 @@ PROMISED = [
         )
         for act in ("write", "read")
     ),
-    ("store_clean", "clean 4,000,000 records of 100 bytes", "in a log directory", "<= 1.5"),
+    ("store_clean", "clean 4,000,000 records of 100 bytes", "in a log directory", "<= 1.3"),
     ("store_clean", "distinct dirty keys in 16 MiB: peak memory", "the limit", "<= 1"),
     ("store_clean", "keys in 16 MiB: rewrites of the log", "in a log directory", "ours <= 1"),
     *(

@@ -190,7 +190,10 @@ class PartitionCleaner:
 
 
 def _what_for(plan: Plan, *, is_forced: bool) -> str:
-    return "it was forced" if is_forced or not plan.due else WHAT_FOR[plan.due[0]]
+    if is_forced:
+        return "it was forced"
+    due = plan.due
+    return WHAT_FOR[due[0]] if due else "an earlier cleaning had failed"
 
 
 @dataclass(slots=True)
@@ -208,13 +211,13 @@ class _Pace:
 
     def tell(self) -> None:
         stats = self.stats
+        start, end = stats.start_offset, stats.end_offset
         _log.info(
-            "%s-%d: cleaned offsets %d to %d, because %s: records removed: %d, bytes removed: %d, "
+            "%s-%d: cleaned %s, because %s: records removed: %d, bytes removed: %d, "
             "bytes written: %d, seconds: %.2f",
             stats.topic,
             stats.partition,
-            stats.start_offset,
-            stats.end_offset - 1,
+            f"offsets {start} to {end - 1}" if start < end else f"again below offset {end}",
             self.what_for,
             stats.records_removed,
             stats.bytes_removed,

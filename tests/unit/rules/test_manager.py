@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable
 
@@ -402,3 +403,15 @@ def test_a_note_of_an_earlier_cleaning_that_cannot_be_read_stops_none(
         place.put_note(name, text)
     assert [stats.error for stats in place.log.clean(force=True, now_ms=1)] == [None]
     assert (offsets(place.log), place.status(1).state) == ([8, 9], "clean")
+
+
+def test_a_message_says_of_each_cleaning_what_was_cleaned_and_why(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kafkalog.cleaner")
+    filled(place).append(("a", None), now_ms=1000)
+    place.log.clean("t", force=True, now_ms=1000)
+    end = place.state().cleaned_to
+    assert f"cleaned offsets 0 to {end - 1}, because it was forced" in caplog.text
+    place.log.clean("t", now_ms=1000 + 3 * DAY_MS)
+    assert f"cleaned again below offset {end}, because a delete horizon" in caplog.text

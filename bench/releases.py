@@ -60,7 +60,7 @@ class ReleaseProcess(AnsweringProcess):
 
 
 def _counting() -> Any:
-    """Return a sink that counts; Spark gives it Arrow batches, or before 4.2 rows, as it has them.
+    """Return a sink that counts; Spark gives it Arrow batches, and Spark 4.0 rows.
 
     `bench.floor` is the same for the newest Spark alone.
     """
@@ -68,7 +68,7 @@ def _counting() -> Any:
 
     arrow = getattr(datasource, "DataSourceStreamArrowWriter", None)
 
-    class Writer(arrow or datasource.DataSourceStreamWriter):  # type: ignore[misc]
+    class Writer(arrow or datasource.DataSourceStreamWriter):  # type: ignore[misc]  # by the release
         def write(self, iterator: Any) -> Any:
             count = sum(each.num_rows if arrow else 1 for each in iterator)
             assert count

@@ -140,8 +140,9 @@ class SQLiteMerge:
                 raise misfit(self._table.where, self._refused[number])
         for place, name in enumerate(self._names):
             if name not in self._keys:
+                kept = self._row_of_mine(what=f"kept.{name}")
                 self._connection.execute(
-                    f"UPDATE {_SOURCE} AS mine SET {name} = ({self._row_of_mine(what=name)}) "
+                    f"UPDATE {_SOURCE} AS mine SET {name} = ({kept}) "
                     f"WHERE {is_kept('mine', place)} AND {has_row}"
                 )
 
@@ -211,9 +212,8 @@ class SQLiteMerge:
         )
 
     def _row_of_mine(self, more: str = "", *, what: str = "1") -> str:
-        chosen = "1" if what == "1" else f"kept.{what}"
         same = " AND ".join(f"kept.{key} = mine.{key} COLLATE BINARY" for key in self._keys) + more
-        return f"SELECT {chosen} FROM {quoted(self._table.name)} AS kept WHERE {same}"
+        return f"SELECT {what} FROM {quoted(self._table.name)} AS kept WHERE {same}"
 
     def _replace(self) -> None:
         """Make the rows the table's.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kafkalog.sink")
 _POSITIONS = "kafkalog_positions"
+_DELETIONS = "kafkalog_deletions_"
 _NAME_SIZE_MAX = 63
 """Bytes of a name. PostgreSQL truncates longer names, and would not find the table again."""
 _UNAPPLIED = -1
@@ -114,10 +115,6 @@ _CHILD = """
 SELECT inhrelid::regclass::text FROM pg_inherits JOIN pg_class c ON c.oid = inhparent
 WHERE inhparent = %s AND c.relkind = 'r' LIMIT 1
 """
-
-
-_NAME_SIZE_MAX = 45
-"""Bytes of a table's name that the name of its deletions takes whole."""
 
 
 class MissingColumnsError(Exception):
@@ -231,9 +228,10 @@ class PostgresTable:
     @property
     def deletions(self) -> str:
         """The name of the table with the versions of its deleted rows, in the same schema."""
-        is_long = len(self.name.encode()) > _NAME_SIZE_MAX
-        name = hashlib.sha256(self.name.encode()).hexdigest()[:32] if is_long else self.name
-        return f"kafkalog_deletions_{name}"
+        whole = _DELETIONS + self.name
+        if len(whole.encode()) <= _NAME_SIZE_MAX:
+            return whole
+        return _DELETIONS + hashlib.sha256(self.name.encode()).hexdigest()[:32]
 
     @property
     def identifier(self) -> Identifier:

@@ -321,29 +321,35 @@ class ObjectClient:
         object whose tag has changed, or that lists out of order.
         """
         used = [f"{name}/{number}" for number in range(names * rounds)]
-        written = []
+        made = [*used, f"{name}/tag"]
         try:
-            with ThreadPoolExecutor(creators) as pool:
-                for start in range(0, len(used), names):
-                    barrier = threading.Barrier(creators)
-                    wanted = used[start : start + names]
-                    races = [
-                        pool.submit(self._race, wanted, barrier, number)
-                        for number in range(creators)
-                    ]
-                    outcomes = zip(*(race.result() for race in races), strict=True)
-                    for raced, found in zip(wanted, outcomes, strict=True):
-                        if self._check_race(raced, found):
-                            written.append(raced)
-            self._check_tags(f"{name}/tag")
-            listed = [entry.name for entry in self.list(name) if entry.name in used]
-            if listed != sorted(written):
-                raise PermanentError(
-                    f"{self.address}: the store does not list what was written to it (expected "
-                    f"{len(written)} objects, found {len(listed)}). Use another store."
-                )
-        finally:
-            self.delete([*used, f"{name}/tag"])
+            self._check_writes(name, used, creators, names)
+        except BaseException:
+            with contextlib.suppress(StorageError):  # what the store does wrong says more
+                self.delete(made)
+            raise
+        self.delete(made)
+
+    def _check_writes(self, name: str, used: Sequence[str], creators: int, names: int) -> None:
+        written = []
+        with ThreadPoolExecutor(creators) as pool:
+            for start in range(0, len(used), names):
+                barrier = threading.Barrier(creators)
+                wanted = used[start : start + names]
+                races = [
+                    pool.submit(self._race, wanted, barrier, number) for number in range(creators)
+                ]
+                outcomes = zip(*(race.result() for race in races), strict=True)
+                for raced, found in zip(wanted, outcomes, strict=True):
+                    if self._check_race(raced, found):
+                        written.append(raced)
+        self._check_tags(f"{name}/tag")
+        listed = [entry.name for entry in self.list(name) if entry.name in used]
+        if listed != sorted(written):
+            raise PermanentError(
+                f"{self.address}: the store does not list what was written to it (expected "
+                f"{len(written)} objects, found {len(listed)}). Use another store."
+            )
 
     def _race(
         self, names: Sequence[str], barrier: threading.Barrier, number: int

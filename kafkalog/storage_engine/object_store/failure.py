@@ -39,8 +39,7 @@ _ADVICE: Final = {
     "400": "Correct the address, the region and the credentials: it does not take such a request.",
     "404": "Create the bucket, or correct the address.",
     "405": "Use a store that takes this request, or correct the address.",
-    "501": "Use a store that has this request (conditional PUT, LIST from a name on), or correct "
-    "the address.",
+    "501": "Use a store that has this request, or correct the address.",
 }
 _ADVICE_OF_FINAL: Final = "Correct the address, or use another store."
 _INSTANCE: Final = "169.254.169.254"

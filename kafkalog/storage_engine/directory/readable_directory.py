@@ -174,6 +174,7 @@ class ReadableDirectory(ReadableLog):
             files.disk_faults(self.root),
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
+            self._journal,
         ):
             if self._kept is None:
                 self._kept = KeptAppenders()

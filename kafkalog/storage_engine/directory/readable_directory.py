@@ -122,8 +122,8 @@ class ReadableDirectory(ReadableLog):
                 )
 
     def change_signal(self) -> ChangeSignal:
-        """Return what tells of the next commit, which is written to the journal."""
-        return ChangeSignal(self.root)
+        """Return what tells of the next commit: its writer then closes the journal."""
+        return ChangeSignal(self.root / layout.COMMIT)
 
     def is_live(self, topic: str, partition: int) -> bool:
         """Return whether a broker that runs has the partition."""

@@ -122,8 +122,8 @@ class ReadableDirectory(ReadableLog):
                 )
 
     def change_signal(self) -> ChangeSignal:
-        """Return what tells of the next commit, which is written to the journal."""
-        return ChangeSignal(self.root)
+        """Return what tells of the next commit: its writer then closes the journal."""
+        return ChangeSignal(self.root / layout.COMMIT)
 
     def is_live(self, topic: str, partition: int) -> bool:
         """Return whether a broker that runs has the partition."""
@@ -174,6 +174,7 @@ class ReadableDirectory(ReadableLog):
             files.disk_faults(self.root),
             self._root_lock.shared() as check_lock,
             self._commit_lock.exclusive(),
+            self._journal,
         ):
             if self._kept is None:
                 self._kept = KeptAppenders()

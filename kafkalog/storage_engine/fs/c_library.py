@@ -13,7 +13,7 @@ from typing import Any, Final
 
 _TEXT_SIZE: Final = 37
 """The bytes of a UUID's text, with the zero at its end."""
-_IN_MODIFY: Final = 0x2
+_IN_CLOSE_WRITE: Final = 0x8
 _IN_MOVED_TO: Final = 0x80
 
 
@@ -48,7 +48,9 @@ def give_back_memory() -> None:
 
 
 def watch_directory(directory: Path) -> int:
-    """Return a descriptor to read from once a file of the directory is written or replaced, or -1.
+    """Return a descriptor to read from once a writer closes a file of the directory, or -1.
+
+    A file that is moved there counts too. The events that are read have the file's name.
 
     Close it after use. inotify(7): a system without it, or a process with too many, gives -1.
     """
@@ -56,7 +58,7 @@ def watch_directory(directory: Path) -> int:
     descriptor: int = -1 if begin is None else begin(os.O_CLOEXEC | os.O_NONBLOCK)
     if descriptor < 0:
         return -1
-    if add(descriptor, os.fsencode(directory), _IN_MODIFY | _IN_MOVED_TO) < 0:
+    if add(descriptor, os.fsencode(directory), _IN_CLOSE_WRITE | _IN_MOVED_TO) < 0:
         os.close(descriptor)
         return -1
     return descriptor

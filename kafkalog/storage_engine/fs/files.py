@@ -50,26 +50,27 @@ _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 """Fewer syncs are not worth their threads; more at once are no faster."""
 
 
-@contextlib.contextmanager
-def disk_faults(place: Path) -> Iterator[None]:
+class disk_faults:
     """Raise a StorageError for an OSError; it names the file if the system did, else `place`."""
-    try:
-        yield
-    except OSError as fault:
-        pass_on(fault)
-        raise _storage_error(fault, place) from fault
+
+    _passes: tuple[type[OSError], ...] = ()
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, fault: BaseException | None, __: object) -> None:
+        if isinstance(fault, OSError) and not isinstance(fault, self._passes):
+            pass_on(fault)
+            raise _storage_error(fault, self._place) from fault
 
 
-@contextlib.contextmanager
-def reading_faults(place: Path) -> Iterator[None]:
+class reading_faults(disk_faults):
     """Do the same, but let FileNotFoundError through: the file may only have been replaced."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as fault:
-        pass_on(fault)
-        raise _storage_error(fault, place) from fault
+
+    _passes = (FileNotFoundError,)
 
 
 def pass_on(fault: BaseException) -> None:
@@ -263,7 +264,12 @@ def _open(path: str | Path, flags: int) -> int:
 
     The limit is the whole process's. But a reader needs its files at once, and cannot close any.
     """
-    return _within_limit(functools.partial(_opened, path, flags))
+    try:
+        return _opened(path, flags)
+    except OSError as fault:
+        if fault.errno != errno.EMFILE or not raise_descriptor_limit():
+            raise
+    return _opened(path, flags)
 
 
 def _opened(path: str | Path, flags: int) -> int:
@@ -298,18 +304,13 @@ _KINDS: Final = {
 
 
 def _open_users(path: str | Path, flags: int) -> int:
-    return _within_limit(
-        functools.partial(file_system.current.open, path, flags | os.O_CLOEXEC, _MODE)
-    )
-
-
-def _within_limit(call: Callable[[], int]) -> int:
+    flags |= os.O_CLOEXEC
     try:
-        return call()
+        return file_system.current.open(path, flags, _MODE)
     except OSError as fault:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
-    return call()
+    return file_system.current.open(path, flags, _MODE)
 
 
 def descriptor_limit() -> float:

@@ -126,16 +126,22 @@ class _Descriptor:
         self.close()
 
 
-@contextlib.contextmanager
-def _refused(path: Path) -> Iterator[None]:
+class _refused:
     """Raise a StorageError for an OSError of a file system without locks."""
-    try:
-        yield
-    except BlockingIOError:
-        raise
-    except OSError as fault:
-        files.pass_on(fault)
-        raise StorageError(f"{path}: this file system has no locks ({fault.strerror})") from fault
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, _: object, fault: BaseException | None, __: object) -> None:
+        if isinstance(fault, OSError) and not isinstance(fault, BlockingIOError):
+            files.pass_on(fault)
+            what = f"this file system has no locks ({fault.strerror})"
+            raise StorageError(f"{self._path}: {what}") from fault
 
 
 def _flock(fd: int, operation: int, path: Path) -> None:

@@ -5,9 +5,10 @@ One small read of the log's state tells whether there are new records. Kafka: Ka
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from kafkalog.errors import DataLossError, OffsetOutOfRangeError, UnknownTopicError
 from kafkalog.storage_engine.reading import time_offsets
@@ -16,9 +17,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kafkalog.storage_engine.log.readable_log import ReadableLog
-    from kafkalog.storage_engine.metadata.state import TopicState
+    from kafkalog.storage_engine.metadata.state import PartitionState, TopicState
     from kafkalog.storage_engine.reading.partition_snapshot import PartitionSnapshot
 
+_KEPT_MAX: Final = 16
+"""Partitions whose active segment stays open until the next commit."""
 Read: TypeAlias = "Callable[[PartitionSnapshot, int, int], Iterator[pa.RecordBatch]]"
 
 
@@ -52,6 +55,16 @@ class Following:
         return self._batches(dict(starts), is_all)
 
     def _batches(self, following: dict[int, int], is_all: bool) -> Iterator[pa.RecordBatch]:
+        kept: dict[int, PartitionSnapshot] = {}
+        try:
+            yield from self._all_batches(following, kept, is_all)
+        finally:
+            for snapshot in kept.values():
+                snapshot.close()
+
+    def _all_batches(
+        self, following: dict[int, int], kept: dict[int, PartitionSnapshot], is_all: bool
+    ) -> Iterator[pa.RecordBatch]:
         seen = None
         while True:
             state = self.log.state()
@@ -63,12 +76,15 @@ class Following:
             topic = state.topics.get(self.topic.name)
             if topic is None or topic.topic_id != self.topic.topic_id:
                 self._raise_gone()
+            for number, snapshot in list(kept.items()):
+                if snapshot.state.active_base != topic.partitions[number].active_base:
+                    kept.pop(number).close()  # it was closed, and a cleaner may remove it
             for number, held in topic.present():
                 if is_all:
                     following.setdefault(number, held.log_start_offset)
                 if number in following and not self._is_read(topic, number, following[number]):
                     try:
-                        yield from self._new_records(number, following)
+                        yield from self._new_records(number, held, following, kept)
                     except UnknownTopicError:
                         self._raise_gone()
 
@@ -82,11 +98,35 @@ class Following:
         end = time_offsets.end_offset(held, self.isolation_level)
         return held.log_start_offset <= offset <= held.high_watermark and end <= offset
 
-    def _new_records(self, number: int, following: dict[int, int]) -> Iterator[pa.RecordBatch]:
+    @contextlib.contextmanager
+    def _snapshot(
+        self, number: int, held: PartitionState, start: int, kept: dict[int, PartitionSnapshot]
+    ) -> Iterator[PartitionSnapshot]:
+        """Yield a snapshot of a partition: the last one, grown to the state `held`, or another."""
+        snapshot = kept.pop(number, None)
+        if snapshot is not None and not snapshot.grow(held, start):
+            snapshot.close()
+            snapshot = None
+        if snapshot is None:
+            snapshot = self.log.snapshot(self.topic.name, number, start=start)
+        with contextlib.ExitStack() as opened:
+            opened.callback(snapshot.close)
+            yield snapshot
+            if len(kept) < _KEPT_MAX and snapshot.keep_active():
+                kept[number] = snapshot
+                opened.pop_all()
+
+    def _new_records(
+        self,
+        number: int,
+        held: PartitionState,
+        following: dict[int, int],
+        kept: dict[int, PartitionSnapshot],
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the visible records, and move `following` behind them."""
         start = following[number]
         try:
-            with self.log.snapshot(self.topic.name, number, start=start) as snapshot:
+            with self._snapshot(number, held, start, kept) as snapshot:
                 first = snapshot.state.log_start_offset
                 if start < first:
                     self.lose(number, start, first)
@@ -102,4 +142,4 @@ class Following:
                 raise
             self.lose(number, fault.offset, fault.log_start)
             following[number] = fault.log_start
-            yield from self._new_records(number, following)
+            yield from self._new_records(number, held, following, kept)

@@ -21,7 +21,7 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import errno
 import functools
 import hashlib
@@ -31,9 +31,8 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from kafkalog.errors import (
     CommitInDoubtError,
@@ -58,8 +57,7 @@ _NO_CHANGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 """The errors of a record with a right checksum and a content that no commit writes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Header:
+class _Header(NamedTuple):
     generation: bytes
     published_end: int
     synced_end: int
@@ -69,8 +67,7 @@ class _Header:
     """This host has rebooted since the header was written."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Replay:
+class _Replay(NamedTuple):
     header: _Header
     state: State
     end: int
@@ -113,7 +110,10 @@ class _Reader:
 
 
 class Journal:
-    """The `commit` file of a log, as one process uses it."""
+    """The `commit` file of a log, as one process uses it.
+
+    The holder of the commit lock may enter it as a context: it then opens the file once.
+    """
 
     def __init__(self, path: Path, missing: Missing = lambda _before, _after: None) -> None:
         """`missing` judges records that are not published; by default their bytes are there."""
@@ -124,6 +124,19 @@ class Journal:
         self._recovered: _Replay | None = None
         """The base of the next record; only the holder of the commit lock sets it."""
         self._in_doubt = False
+        self._fd = -1
+        """The file, open to write, while the holder of the commit lock is in the context."""
+
+    def __enter__(self) -> None:
+        self._fd = self._open(files.open_to_write)
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def published(self) -> State:
         """Return the published state; one small read if nothing has changed.
@@ -147,6 +160,11 @@ class Journal:
             if fault.errno not in {errno.EACCES, errno.EPERM, *files.NOT_REGULAR}:
                 raise
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
+
+    def _opened_to_write(self) -> contextlib.AbstractContextManager[int]:
+        if self._fd >= 0:
+            return contextlib.nullcontext(self._fd)
+        return files.closing(self._open(files.open_to_write))
 
     def _load(self) -> _Replay:
         with files.closing(self._open()) as fd:
@@ -262,7 +280,7 @@ class Journal:
             and not header.outlived
             and not known.header.outlived
         ):
-            replay = dataclasses.replace(known, header=header)
+            replay = known._replace(header=header)
         reader = _Reader(fd, header.published_end)
         end, number = replay.end, replay.state.number
         gathered: dict[str, Any] | None = None
@@ -319,7 +337,7 @@ class Journal:
             f"record {number}, at byte {replay.end}, {marked}, and what it appended is not here "
             f"({fault})"
         )
-        return dataclasses.replace(replay, lost=lost)
+        return replay._replace(lost=lost)
 
     def _with_unpublished(self, fd: int, known: _Replay) -> _Replay:
         """Return the replay after the records that the next holder publishes."""
@@ -381,11 +399,12 @@ class Journal:
 
         A record whose bytes are not there is dropped with those after it; a warning is logged.
         """
-        with files.closing(self._open(files.open_to_write)) as fd:
+        with self._opened_to_write() as fd:
             header = self._read_header(fd)
             # Only one host writes, so to a writer another boot is a later one, even if the host's
             # name differs (containers change their names).
-            header = dataclasses.replace(header, outlived=header.is_other_boot)
+            if header.is_other_boot:
+                header = header._replace(outlived=True)
             before = self._recovered
             if before is None or before.header.generation != header.generation:
                 # The process that renamed this file may have died before the name was durable.
@@ -407,7 +426,7 @@ class Journal:
                     # Zero the rest, so that no record of a lost future fits behind a new one.
                     files.write_at(fd, bytes(os.fstat(fd).st_size - replay.end), replay.end)
                 files.sync_data(fd)
-                replay = dataclasses.replace(replay, header=self._publish(fd, replay), lost="")
+                replay = replay._replace(header=self._publish(fd, replay), lost="")
             self._in_doubt = False
             self._recovered = self._replay = replay
             return replay.state
@@ -426,11 +445,11 @@ class Journal:
         number = known.state.number + 1
         content = {**change} if sync else {**change, "unsynced": True}
         record = _record(number, content)
-        if known.end + len(record) > self.path.stat().st_size:
+        if known.end + len(record) > self._size():
             known = self.rewrite(content["time_ms"])  # all data are synced: see `is_full`
         # Apply it before writing: a record that `State.apply` refuses could never be read again.
         replay = known.after(known.end + len(record), number, content)
-        with files.closing(self._open(files.open_to_write)) as fd:
+        with self._opened_to_write() as fd:
             try:
                 files.write_at(fd, record, known.end)
                 if sync:
@@ -445,7 +464,7 @@ class Journal:
                     f"({fault.strerror}); the commit is in doubt, "
                     "the next commit or open decides it"
                 ) from fault
-            self._recovered = self._replay = dataclasses.replace(replay, header=header)
+            self._recovered = self._replay = replay._replace(header=header)
             return replay.state
 
     def begin_syncs(self) -> bool:
@@ -464,7 +483,7 @@ class Journal:
         return self._note(layout.JOURNAL_WORKING_POSITION)
 
     def _note(self, position: int) -> bool:
-        with files.closing(self._open(files.open_to_write)) as fd:
+        with self._opened_to_write() as fd:
             if files.read_at(fd, 1, position) != b"\0":
                 return False
             files.write_at(fd, b"\1", position)
@@ -475,7 +494,10 @@ class Journal:
         known = self._recovered
         assert known is not None, "recover first"
         size = len(_record(known.state.number + 1, {**change, "unsynced": True}))
-        return known.end + size > self.path.stat().st_size
+        return known.end + size > self._size()
+
+    def _size(self) -> int:
+        return (os.fstat(self._fd) if self._fd >= 0 else os.stat(self.path)).st_size
 
     def rewrite(self, now_ms: int = layout.INT64_MAX) -> _Replay:
         """Replace the file by one snapshot record, without writers that are silent for 30 days."""
@@ -496,7 +518,11 @@ class Journal:
         )
         image = _image(state)
         image[layout.JOURNAL_WORKING_POSITION] = 1  # as in the old file, if it matters
+        is_held = self._fd >= 0
+        self._close()  # its name goes to the new file
         files.write_atomically(self.path, image, temporary_name=layout.COMMIT_TEMPORARY)
+        if is_held:
+            self._fd = self._open(files.open_to_write)
         self._recovered = replay = self._load()
         return replay
 

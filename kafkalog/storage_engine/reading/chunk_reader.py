@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.segment.open_segment import Chunk
 
 _COLUMNS: Final = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType"}
-_ROOM: Final = 1 << 13
+_ROOM: Final = 1 << 6
 """Initial rows of a column of constants; doubled for larger batches."""
 
 

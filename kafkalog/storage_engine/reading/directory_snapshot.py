@@ -85,6 +85,16 @@ class _Window:
             return False
         return self.is_first or offset >= self.bases[0]
 
+    def keep_last(self, active_base: int) -> bool:
+        """Close all but the active segment; return False if the window does not have it."""
+        if not self.segments or self.bases[-1] != active_base:
+            return False
+        for segment in self.segments[:-1]:
+            segment.close()
+        del self.segments[:-1], self.bases[:-1]
+        self.is_first = False
+        return True
+
     def close(self) -> None:
         for segment in self.segments:
             segment.close()
@@ -185,6 +195,40 @@ class DirectorySnapshot(PartitionSnapshot):
     def close(self) -> None:
         """Close all files."""
         self._window.close()
+
+    def keep_active(self) -> bool:
+        """Close all but the active segment; return False unless only that one matters later.
+
+        A broker may change its files at any time. Producers and raw appends need
+        other files too.
+        """
+        gaps, state = self._window.gaps, self.state
+        if gaps is None or not gaps.raw.is_missing or state.producer_snapshot >= 0:
+            return False
+        return self._window.keep_last(state.active_base)
+
+    def grow(self, state: PartitionState, start: int) -> bool:
+        """Go on to a later state if the open active segment has all from `start` on.
+
+        The committed bytes of an active segment stay where they are as long as it is the active
+        one. An empty one may be made anew, which its name tells.
+        """
+        known, gaps = self.state, self._window.gaps
+        is_grown = (
+            known.active_base == state.active_base <= start
+            and known.high_watermark <= state.high_watermark
+            and 0 < state.active_size >= known.active_size
+            and known.listed_from == state.listed_from
+            and state.producer_snapshot < 0
+        )
+        if not is_grown or gaps is None or gaps.raw.path.exists():
+            return False
+        (segment,) = self._window.segments
+        if not segment.is_live:
+            return False
+        segment.grow(state.active_size, state.high_watermark)
+        self.state = state
+        return True
 
     def log_identity(self) -> LogIdentity | None:
         """Return the identity of the log; raises UnknownTopicError if its topic is gone."""

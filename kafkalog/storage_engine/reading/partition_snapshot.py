@@ -59,6 +59,14 @@ class PartitionSnapshot(ABC):
     def close(self) -> None:
         """Let go of all that is open."""
 
+    def keep_active(self) -> bool:
+        """Keep no more open than `grow` needs; return False if that cannot be."""
+        return False
+
+    def grow(self, state: PartitionState, start: int) -> bool:
+        """Go on to a later state, for reads from `start` on; return False for another snapshot."""
+        return False
+
     @abstractmethod
     def open_segments(self, start: int, end: int) -> Iterator[OpenSegment]:
         """Yield the segments that may hold offsets of [start, end), ascending.

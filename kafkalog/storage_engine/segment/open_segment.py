@@ -139,6 +139,12 @@ class OpenSegment:
         size = source.size()
         self.limit = size if committed is None else min(size, committed)
 
+    def grow(self, committed: int, high_watermark: int) -> None:
+        """Read on to `committed` bytes of the last segment, after which the log ends."""
+        self._committed, self._high_watermark = committed, high_watermark
+        self._following = min(self.end_offset, high_watermark)
+        self.limit = min(self._source.size(), committed)
+
     def close(self) -> None:
         """Let go of the bytes."""
 

@@ -297,6 +297,8 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 GROUPS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 SHARE_STATE_TOPIC: Final = "__share_group_state"
+REMOTE_LOG_TOPIC: Final = "__remote_log_metadata"
+"""Of tiered storage (KIP-405). A topic like any other to a broker: it is not in Kafka's Topic."""
 INTERNAL_TOPICS: Final = (METADATA_TOPIC, GROUPS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC)
 """Kafka's own topics, and its metadata's. Kafka: org.apache.kafka.common.internals.Topic."""
 

@@ -197,6 +197,8 @@ REMOVE_TOPIC_RECORD: Final = 9
 BEGIN_TRANSACTION_RECORD: Final = 23
 END_TRANSACTION_RECORD: Final = 24
 ABORT_TRANSACTION_RECORD: Final = 25
+AUTOMQ_RECORDS: Final = range(501, 600)
+"""Types of AutoMQ's own, from S3StreamRecord on; Kafka's are far below."""
 CONFIG_OF_TOPIC: Final = 2
 """The resource type of a config record."""
 FLOAT64: Final = struct.Struct(">d")  # a float64 of Kafka's messages

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kafkalog.values.debezium import Debezium
     from kafkalog.values.framed_value import value_bytes
     from kafkalog.values.schema_registry import SchemaRegistry
+    from kafkalog.values.window_keys import window_columns
 
     __compiled__: bool
 
@@ -56,6 +57,7 @@ __all__ = [
     "register",
     "value_bytes",
     "value_columns",
+    "window_columns",
 ]
 
 __version__ = "1.0.0rc1"
@@ -73,6 +75,7 @@ _HOMES = {
     "register": "datasource.register",
     "value_bytes": "values.framed_value",
     "value_columns": "values.columns",
+    "window_columns": "values.window_keys",
 }
 """The modules of names that are imported when they are first used."""
 

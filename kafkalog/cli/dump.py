@@ -78,6 +78,12 @@ EXAMPLES: Final = (
     is_flag=True,
     help="Decode records of __share_group_state.",
 )
+@click.option(
+    "--remote-log-metadata-decoder",
+    "remote_log_metadata",
+    is_flag=True,
+    help="Decode records of __remote_log_metadata.",
+)
 @click.option("--json", is_flag=True, help="One JSON object per entry.")
 @click.option("--raw", is_flag=True, help="Let a terminal get control characters as they are.")
 @click.option(
@@ -94,6 +100,7 @@ def command(
     cluster_metadata: bool,
     transaction_log: bool,
     share_group_state: bool,
+    remote_log_metadata: bool,
     json: bool,
     raw: bool,
     encoding: Encoding,
@@ -109,6 +116,7 @@ def command(
         RecordDecoder.CLUSTER_METADATA: cluster_metadata,
         RecordDecoder.TRANSACTION_LOG: transaction_log,
         RecordDecoder.SHARE_GROUP_STATE: share_group_state,
+        RecordDecoder.REMOTE_LOG_METADATA: remote_log_metadata,
     }
     decoders = [decoder for decoder, is_wanted in wanted.items() if is_wanted]
     if len(decoders) > 1:

@@ -2,11 +2,12 @@
 
 Keys and values become the fields of Kafka's messages, under the names that kafka-dump-log prints. A
 record of an unknown type has a sentence in place of its key. One that does not decode, which is
-damage, has it too. Records of the cluster's metadata have no keys, and the sentence in place of the
-value.
+damage, has it too. Records of the metadata of the cluster, and of tiered storage, have no keys, and
+the sentence in place of the value.
 
 Kafka: DumpLogSegments (OffsetsMessageParser, TransactionLogMessageParser,
-ClusterMetadataLogMessageParser, ShareGroupStateMessageParser), ControlRecordUtils.
+ClusterMetadataLogMessageParser, ShareGroupStateMessageParser, RemoteMetadataLogMessageParser),
+ControlRecordUtils.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ _TOPICS: Final = {
     RecordDecoder.OFFSETS: layout.GROUPS_TOPIC,
     RecordDecoder.TRANSACTION_LOG: layout.TRANSACTIONS_TOPIC,
     RecordDecoder.SHARE_GROUP_STATE: layout.SHARE_STATE_TOPIC,
+    RecordDecoder.CLUSTER_METADATA: layout.METADATA_TOPIC,
+    RecordDecoder.REMOTE_LOG_METADATA: layout.REMOTE_LOG_TOPIC,
 }
+_WITHOUT_KEYS: Final = {RecordDecoder.CLUSTER_METADATA, RecordDecoder.REMOTE_LOG_METADATA}
 _CONTROLS: Final = {
     "LEADER_CHANGE": ("LeaderChange", "LeaderChangeMessage"),
     "SNAPSHOT_HEADER": ("SnapshotHeader", "SnapshotHeaderRecord"),
@@ -53,9 +57,9 @@ def decoded_record(
 
     Returns `isDecoded`, which is false, for one that does not decode.
     """
-    if decoder is RecordDecoder.CLUSTER_METADATA:
-        return _metadata(offset, value)
     topic = _TOPICS[decoder]
+    if decoder in _WITHOUT_KEYS:
+        return _framed(topic, offset, value)
     try:
         if key is None:
             raise ValueError("expected a key, found null")
@@ -73,13 +77,16 @@ def decoded_record(
     return found
 
 
-def _metadata(offset: int, value: bytes | None) -> Mapping[str, Any]:
+def _framed(topic: str, offset: int, value: bytes | None) -> Mapping[str, Any]:
+    place = offset if topic == layout.METADATA_TOPIC else f"offset {offset}"
     try:
-        number, name, version, message = read_metadata(value or b"")
+        if value is None:
+            raise ValueError("expected a value, found null")
+        number, name, version, message = read_metadata(value, topic)
     except ValueError as fault:
-        return {"payload": f"Error at {offset}, skipping. {fault}", "isDecoded": False}
+        return {"payload": f"Error at {place}, skipping. {fault}", "isDecoded": False}
     if name is None:
-        return {"payload": f"Error at {offset}, skipping. Unknown metadata record type {number}"}
+        return {"payload": f"Error at {place}, skipping. Unknown metadata record type {number}"}
     kind = _WORD_START.sub("_", name).upper()
     return {"payload": {"type": kind, "version": version, "data": message}}
 

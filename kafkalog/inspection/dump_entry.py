@@ -22,6 +22,7 @@ class RecordDecoder(StrEnum):
     CLUSTER_METADATA = "cluster-metadata"
     TRANSACTION_LOG = "transaction-log"
     SHARE_GROUP_STATE = "share-group-state"
+    REMOTE_LOG_METADATA = "remote-log-metadata"
 
 
 @dataclass(frozen=True, slots=True)

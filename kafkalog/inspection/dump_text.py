@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kafkalog.inspection.dump_entry import Entry
 from kafkalog.inspection.kafka_json import kafka_json
+from kafkalog.inspection.remote_log_metadata import remote_log_text
 
 
 def line(entry: Entry, encode: Callable[[bytes], str]) -> str:
@@ -110,10 +112,15 @@ def _record(entry: Entry, encode: Callable[[bytes], str]) -> str:
         if isinstance(value, bytes):
             words.append(f"{name}: {encode(value)}")
         elif value is not None:
-            words.append(f"{name}: {value if isinstance(value, str) else kafka_json(value)}")
+            words.append(f"{name}: {_fields(value)}")
         elif name == "payload" and isinstance(entry.get("key"), dict):
             words.append(f"{name}: <DELETE>")
     return " ".join(words)
+
+
+def _fields(value: Any) -> str:
+    """Write a decoded key or value; a sentence stands for one that is not known."""
+    return value if isinstance(value, str) else remote_log_text(value) or kafka_json(value)
 
 
 def _pairs(entry: Entry, kind: str = "") -> str:

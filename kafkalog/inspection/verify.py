@@ -128,7 +128,9 @@ def _root(
     aside: Mapping[Path, tuple[_Key, str]] = {}
     if state is None:  # as readers decide it
         roots = [root, *(each for each in beside if each != root)]
-        metadata, _ = topics_in_metadata(roots)
+        metadata, notices = topics_in_metadata(roots)
+        if topic is None:
+            yield from _of_metadata(root, notices)
         aside = find_partitions(roots, metadata).set_aside
     about = _Root(root, checkpoints, metadata)
     lost = _assigned_but_gone(about, {root, *beside}) if state is None else set()
@@ -223,6 +225,15 @@ def _assigned_but_gone(root: _Root, given: Collection[Path]) -> set[_Key]:
             if is_here and not any((each / name).is_dir() for each in own):
                 found.add((topic.name, number))
     return found
+
+
+def _of_metadata(root: Path, notices: Sequence[str]) -> Iterator[Finding]:
+    """Report what is odd about the metadata in this directory; each has its own."""
+    for text in notices:
+        if text.startswith(f"{root}: "):
+            found = text.removeprefix(f"{root}: ")
+            path = root / layout.METADATA_DIRECTORY
+            yield Finding(path, 0, "a Kafka cluster's metadata", found, is_damage=False)
 
 
 def _gone(root: _Root, partition: _Key) -> Finding:

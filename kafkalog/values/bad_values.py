@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 BAD: Final = "kl_bad"
 """The column with the reason why a record is bad."""
-_PLACE: Final = ("topic", "partition", "offset")
+PLACE: Final = ("topic", "partition", "offset")
+"""The columns that say where a record is."""
 
 
 def with_reason(df: DataFrame, reason: Column) -> DataFrame:
@@ -31,13 +32,16 @@ def with_struct(df: DataFrame, column: str, value: Column) -> DataFrame:
     return df.withColumn(column, F.when(F.col(column).isNotNull() & F.col(BAD).isNull(), value))
 
 
-def raised(df: DataFrame, reason: Column) -> Column:
-    """Return an expression that fails the query with a reason, after its place if `df` has it."""
+def raised(df: DataFrame, reason: Column, caller: str = "value_columns") -> Column:
+    """Return an expression that fails the query with a reason, after its place if `df` has it.
+
+    Without a place, the name of the function that was called comes first.
+    """
     from pyspark.sql import functions as F
 
-    if not set(_PLACE) <= set(df.columns):
-        return F.raise_error(F.concat(F.lit("value_columns: "), reason))
-    return F.raise_error(F.format_string("%s-%s offset %s: %s", *map(F.col, _PLACE), reason))
+    if not set(PLACE) <= set(df.columns):
+        return F.raise_error(F.concat(F.lit(f"{caller}: "), reason))
+    return F.raise_error(F.format_string("%s-%s offset %s: %s", *map(F.col, PLACE), reason))
 
 
 def found(column: Column, most: int = 20) -> Column:

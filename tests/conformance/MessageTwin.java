@@ -18,6 +18,7 @@ public class MessageTwin {
         "org.apache.kafka.coordinator.share.generated",
         "org.apache.kafka.common.metadata",
         "org.apache.kafka.common.message",
+        "org.apache.kafka.server.log.remote.metadata.storage.generated",
     };
 
     public static void main(String[] arguments) throws Exception {

@@ -26,7 +26,8 @@ _COORDINATORS: Final = {
     "__share_group_state": "share-coordinator",
 }
 """The jar whose records a topic has."""
-_METADATA: Final = "__cluster_metadata"
+_FRAMED: Final = {"__cluster_metadata": "metadata", "__remote_log_metadata": "storage"}
+"""The jar of records whose value says their type."""
 _OTHERS: Final = (
     "ConsumerProtocolAssignment",
     "ConsumerProtocolSubscription",
@@ -63,10 +64,11 @@ def made(jars: Path) -> str:
             if message["type"] == "coordinator-key"
         }
         messages |= {name: _message(message) for name, message in found.items()}
-    found = {m["name"]: m for m in _definitions(jars, "metadata") if m["type"] == "metadata"}
-    by_key = sorted(found.values(), key=lambda message: message["apiKey"])
-    records[_METADATA] = {str(message["apiKey"]): message["name"] for message in by_key}
-    messages |= {name: _message(message) for name, message in found.items()}
+    for topic, jar in _FRAMED.items():
+        found = {m["name"]: m for m in _definitions(jars, jar) if m["type"] == "metadata"}
+        by_key = sorted(found.values(), key=lambda message: message["apiKey"])
+        records[topic] = {str(message["apiKey"]): message["name"] for message in by_key}
+        messages |= {name: _message(message) for name, message in found.items()}
     for message in _definitions(jars, "clients"):
         if message["name"] in _OTHERS:
             messages[message["name"]] = _message(message)
@@ -78,7 +80,7 @@ def _definitions(jars: Path, jar: str) -> Iterator[dict[str, Any]]:
     (path,) = jars.glob(f"kafka-{jar}-[0-9]*.jar")
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
-            if re.fullmatch(r"common/(message|metadata)/\w+\.json", name):
+            if re.fullmatch(r"(common/)?(message|metadata)/\w+\.json", name):
                 text = archive.read(name).decode()
                 yield json.loads(re.sub(r"(?m)^\s*//.*$", "", text))
 

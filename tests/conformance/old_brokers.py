@@ -23,15 +23,15 @@ import tarfile
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests import ROOT
-from tests.conformance.kafka import _free_ports
+from tests.conformance.kafka import free_ports
 
 TARGET: Final = ROOT / "tests/unit/storage_engine/brokers"
 NAMES: Final = ("stopped-1", "stopped-2", "killed-1")
@@ -76,30 +76,35 @@ class OldCluster:
     def __init__(self, release: str, work: Path) -> None:
         self.release = tuple(map(int, release.split(".")))
         self.work = work
-        self._jars = _jars(release, self.release, work / "jars")
+        self.jars = _jars(release, self.release, work / "jars")
         self._is_kraft = self.release >= (3, 9)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._control, *self._ports = _free_ports(1 + len(BROKERS))
+        self.control, *self.ports = free_ports(1 + len(BROKERS))
         self._keeper: subprocess.Popen[bytes] | None = None
-        self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in self._ports)
+        self.bootstrap = ",".join(f"127.0.0.1:{port}" for port in self.ports)
 
-    def __enter__(self) -> OldCluster:
+    def __enter__(self) -> Self:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         if not self._is_kraft:
             self._start_keeper()
         for number in BROKERS:
             properties = self.work / f"{number}.properties"
-            lines = [f"{name}={value}\n" for name, value in self._settings(number).items()]
+            lines = [f"{name}={value}\n" for name, value in self.settings(number).items()]
             properties.write_text("".join(lines))
             if self._is_kraft:
                 tool = "kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}"
-                assert self._java(*tool, f"--config={properties}").wait() == 0
+                assert self.java(*tool, f"--config={properties}").wait() == 0
         for number in BROKERS:
             self.start(number)
-        admin = AdminClient(self.client())
-        _wait(lambda: len(_brokers(admin)) == len(BROKERS))
+        wait(self.are_up)
         time.sleep(1)
         return self
+
+    def are_up(self) -> bool:
+        """Return whether both brokers are known in the cluster."""
+        with contextlib.suppress(KafkaException):
+            return len(AdminClient(self.client()).list_topics(timeout=3).brokers) == len(BROKERS)
+        return False
 
     def __exit__(self, *_: object) -> None:
         for number in list(self._processes):
@@ -108,11 +113,12 @@ class OldCluster:
             self._keeper.kill()
             self._keeper.wait()
 
-    def _java(self, *arguments: str) -> subprocess.Popen[bytes]:
+    def java(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start a program of the release."""
         quiet = {name: value for name, value in os.environ.items() if name != "JAVA_TOOL_OPTIONS"}
         with (self.work / "out").open("ab") as output:
             return subprocess.Popen(
-                ["java", *_JVM, "-cp", f"{self._jars}/*", *arguments],
+                ["java", *_JVM, "-cp", f"{self.jars}/*", *arguments],
                 cwd=self.work,
                 env=quiet,
                 stdin=subprocess.DEVNULL,
@@ -123,25 +129,26 @@ class OldCluster:
     def _start_keeper(self) -> None:
         config = self.work / "zoo.cfg"
         config.write_text(
-            f"dataDir={self.work / 'keeper'}\nclientPort={self._control}\ntickTime=1000\n"
+            f"dataDir={self.work / 'keeper'}\nclientPort={self.control}\ntickTime=1000\n"
             "clientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n"
         )
         (self.work / "keeper").mkdir()
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
-        self._keeper = self._java(main, str(config))
-        _wait(lambda: _listens(self._control))
+        self._keeper = self.java(main, str(config))
+        wait(lambda: _listens(self.control))
 
-    def _settings(self, number: int) -> dict[str, str]:
-        here = f"PLAINTEXT://127.0.0.1:{self._ports[number - 1]}"
+    def settings(self, number: int) -> dict[str, str]:
+        """Return a broker's configs."""
+        here = f"PLAINTEXT://127.0.0.1:{self.ports[number - 1]}"
         found = {**_SETTINGS, "log.dirs": str(self.log_dir(number)), "advertised.listeners": here}
         if not self._is_kraft:
             return found | {
                 "broker.id": str(number),
                 "listeners": here,
-                "zookeeper.connect": f"127.0.0.1:{self._control}",
+                "zookeeper.connect": f"127.0.0.1:{self.control}",
                 "zookeeper.session.timeout.ms": "4000",
             }
-        controller = f"127.0.0.1:{self._control}"
+        controller = f"127.0.0.1:{self.control}"
         return found | {
             "process.roles": "broker,controller" if number == 1 else "broker",
             "node.id": str(number),
@@ -159,9 +166,9 @@ class OldCluster:
 
     def start(self, number: int) -> None:
         """Start a broker, and wait until it listens."""
-        process = self._java("kafka.Kafka", str(self.work / f"{number}.properties"))
+        process = self.java("kafka.Kafka", str(self.work / f"{number}.properties"))
         self._processes[number] = process
-        _wait(lambda: process.poll() is not None or _listens(self._ports[number - 1]))
+        wait(lambda: process.poll() is not None or _listens(self.ports[number - 1]))
         assert process.poll() is None, (self.work / "out").read_text(errors="replace")[-3000:]
 
     def stop(self, number: int, how: signal.Signals = signal.SIGTERM) -> None:
@@ -181,19 +188,14 @@ class OldCluster:
             future.result(60)
 
 
-def _brokers(admin: AdminClient) -> dict[int, Any]:
-    with contextlib.suppress(KafkaException):
-        return dict(admin.list_topics(timeout=3).brokers)
-    return {}
-
-
 def _listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
         return True
     return False
 
 
-def _wait(condition: Callable[[], bool], seconds: float = 90) -> None:
+def wait(condition: Callable[[], bool], seconds: float = 90) -> None:
+    """Wait until something is so."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not after {seconds} s"
@@ -206,6 +208,11 @@ def _jars(release: str, version: tuple[int, ...], target: Path) -> Path:
     wanted = [("org.apache.kafka", f"kafka_{scala}", release)]
     wanted.append(("javax.xml.bind", "jaxb-api", "2.3.1"))
     wanted.append(("log4j", "log4j", "1.2.17"))
+    return fetched(wanted, target)
+
+
+def fetched(wanted: Sequence[tuple[str, str, str]], target: Path) -> Path:
+    """Fetch jars, by group, artifact and version, with what they need; return their directory."""
     target.mkdir(parents=True)
     pom = target / "pom.xml"
     pom.write_text(_POM.format("".join(_JAR.format(*jar) for jar in wanted)))
@@ -360,10 +367,17 @@ def make(release: str, work: Path) -> None:
             cluster.stop(number, signal.SIGKILL)
         shutil.copytree(cluster.log_dir(1), made / "killed-1")
     (made / "records.json").write_text(json.dumps(records, separators=(",", ":")))
+    archive(release, made)
+
+
+def archive(release: str, made: Path) -> None:
+    """Write the archive of what was made."""
+    path = TARGET / f"{release}.tar.xz"
     TARGET.mkdir(exist_ok=True)
-    with tarfile.open(TARGET / f"{release}.tar.xz", "w:xz") as archive:
+    with tarfile.open(path, "w:xz") as archive:
         for name in (*NAMES, "records.json"):
             archive.add(made / name, name, filter=_without_metadata)
+    print(release, path.stat().st_size, "bytes")
 
 
 def _without_metadata(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -378,7 +392,6 @@ def main() -> None:
     for release in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as work:
             make(release, Path(work))
-            print(release, (TARGET / f"{release}.tar.xz").stat().st_size, "bytes")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,11 @@ import pytest
 from kafkalog.inspection.kafka_json import kafka_json
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.message import read_message
+from tests.builders.batch_builder import BatchBuilder
+from tests.builders.segment_files import write_segment
 from tests.conformance import message_table
 from tests.conformance.jars import PEERS, Jars
+from tests.conformance.test_dump import kafkas_lines, our_lines
 
 pytestmark = [pytest.mark.peers, pytest.mark.slow]
 
@@ -61,6 +64,42 @@ def test_every_message_of_every_version_is_read_as_kafka_wrote_it(jars: Jars) ->
         found, end = read_message(name, version, bytes.fromhex(data))
         assert kafka_json(found) == words, (name, version)
         assert end == len(data) // 2
+
+
+def test_the_records_of_tiered_storage_are_dumped_in_kafkas_lines(
+    jars: Jars, tmp_path: Path
+) -> None:
+    """Kafka's tool refuses offsets and states that cannot be; those that are drawn can."""
+    table = json.loads(message_table.TABLE.read_text())
+    draw = random.Random(12)
+    wanted = []
+    for number, name in table["records"]["__remote_log_metadata"].items():
+        for _ in range(_DRAWS):
+            given = drawn(draw, table["messages"][name]["fields"], 0)
+            for field in given.keys() & {"startOffset", "endOffset"}:
+                given[field] = abs(given[field]) // 2 + (2**62 if field == "endOffset" else 0)
+            for field in given.keys() & {"remoteLogSegmentState", "remotePartitionDeleteState"}:
+                given[field] = draw.randrange(3)
+            if "segmentLeaderEpochs" in given:
+                given["segmentLeaderEpochs"].append({"leaderEpoch": 7, "offset": 3})
+            wanted.append((int(number), name, given))
+    builder = BatchBuilder()
+    for (number, _, _), data in zip(wanted, encoded(jars, wanted), strict=True):
+        builder.add(None, bytes([1, number, 0]) + data)
+    write_segment(tmp_path, 0, [builder.build()], indexes=False)
+    paths, option = sorted(tmp_path.glob("*.log")), "--remote-log-metadata-decoder"
+    lines = kafkas_lines(paths, option)
+    assert sum(" payload: Remote" in line for line in lines) == len(wanted)
+    assert our_lines(paths, option) == lines
+
+
+def encoded(jars: Jars, wanted: Sequence[tuple[int, str, Mapping[str, Any]]]) -> list[bytes]:
+    """Return the bytes of messages of version 0, by Kafka's encoder."""
+    lines = "".join(f"{name} 0 {json.dumps(given)}\n" for _, name, given in wanted)
+    result = subprocess.run(
+        jars.source_command(_SOURCE), input=lines, capture_output=True, text=True, check=True
+    )
+    return [bytes.fromhex(line.partition(" ")[0]) for line in result.stdout.splitlines()]
 
 
 def versions(text: str) -> range:

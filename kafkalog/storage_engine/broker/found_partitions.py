@@ -32,6 +32,7 @@ from kafkalog.storage_engine.broker.replicas import brokers_of
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata import checkpoints
+from kafkalog.storage_engine.metadata.other_systems import automq
 from kafkalog.storage_engine.segment.segment_times import largest_timestamp
 from kafkalog.storage_engine.segment.segments import list_segments
 
@@ -121,6 +122,8 @@ def topics_in_metadata(roots: Iterable[Path]) -> tuple[Mapping[str, BrokerTopic]
             files.pass_on(fault)
             notices.append(f"{root}: topics' ids and configs are not known: {fault}")
             continue
+        if found.is_automq:
+            notices.append(f"{root}: {automq()}")
         if found.topics and found.end > newest.end:
             newest = found
     return newest.topics, notices

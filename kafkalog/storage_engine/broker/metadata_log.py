@@ -77,6 +77,8 @@ class ClusterMetadata:
     topics: Mapping[str, BrokerTopic] = field(default_factory=dict)
     end: tuple[int, int] = (-1, -1)
     """The leader epoch and the offset of the last record."""
+    is_automq: bool = False
+    """Whether it has records of AutoMQ, whose topics lie in an object store."""
 
 
 def read_topics(directory: Path) -> Mapping[str, BrokerTopic]:
@@ -110,7 +112,7 @@ def read_metadata(directory: Path) -> ClusterMetadata:
             if offset >= start:
                 end = epoch, offset
                 topics.replay(path, position, value)
-    return ClusterMetadata(topics.known(), end)
+    return ClusterMetadata(topics.known(), end, topics.is_automq)
 
 
 def has_metadata(directory: Path) -> bool:
@@ -158,6 +160,7 @@ class _Topics:
         self._configs: dict[str, dict[str, str]] = {}  # by name
         self._pending: list[tuple[Path, int, bytes]] | None = None
         """Records of the controller's open transaction; None outside of one."""
+        self.is_automq = False
 
     def known(self) -> dict[str, BrokerTopic]:
         return {
@@ -215,6 +218,8 @@ class _Topics:
             self._records.pop(topic_id, None)
             if name is not None:
                 self._configs.pop(name, None)
+        elif api_key in layout.AUTOMQ_RECORDS:
+            self.is_automq = True
 
     def _configure(self, fields: MessageFields) -> None:
         resource_type = fields.bytes_of(1)[0]

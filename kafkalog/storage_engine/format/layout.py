@@ -197,6 +197,8 @@ REMOVE_TOPIC_RECORD: Final = 9
 BEGIN_TRANSACTION_RECORD: Final = 23
 END_TRANSACTION_RECORD: Final = 24
 ABORT_TRANSACTION_RECORD: Final = 25
+AUTOMQ_RECORDS: Final = range(501, 600)
+"""Types of AutoMQ's own, from S3StreamRecord on; Kafka's are far below."""
 CONFIG_OF_TOPIC: Final = 2
 """The resource type of a config record."""
 FLOAT64: Final = struct.Struct(">d")  # a float64 of Kafka's messages
@@ -297,6 +299,8 @@ METADATA_TOPIC: Final = "__cluster_metadata"
 GROUPS_TOPIC: Final = "__consumer_offsets"
 TRANSACTIONS_TOPIC: Final = "__transaction_state"
 SHARE_STATE_TOPIC: Final = "__share_group_state"
+REMOTE_LOG_TOPIC: Final = "__remote_log_metadata"
+"""Of tiered storage (KIP-405). A topic like any other to a broker: it is not in Kafka's Topic."""
 INTERNAL_TOPICS: Final = (METADATA_TOPIC, GROUPS_TOPIC, TRANSACTIONS_TOPIC, SHARE_STATE_TOPIC)
 """Kafka's own topics, and its metadata's. Kafka: org.apache.kafka.common.internals.Topic."""
 

@@ -123,11 +123,14 @@ def read_versioned(name: str, data: bytes) -> tuple[int, Message]:
     return version, read_message(name, min(version, known[-1]), data, _VERSION_SIZE)[0]
 
 
-def read_metadata(value: bytes) -> tuple[int, str | None, int, Message]:
+def read_metadata(
+    value: bytes, topic: str = layout.METADATA_TOPIC
+) -> tuple[int, str | None, int, Message]:
     """Return the api key, the name, the version and the fields of a record of KRaft's metadata.
 
-    For an unknown type the name is None. Raises ValueError, also for bytes after the message.
-    Kafka: MetadataRecordSerde.
+    The records of `__remote_log_metadata` have the same frame. For an unknown type the name is
+    None. Raises ValueError, also for bytes after the message.
+    Kafka: MetadataRecordSerde, RemoteLogMetadataSerde.
     """
     fields = MessageFields(value)
     frame, number, version = fields.unsigned(), fields.unsigned(), fields.unsigned()
@@ -135,7 +138,7 @@ def read_metadata(value: bytes) -> tuple[int, str | None, int, Message]:
         raise ValueError(
             f"expected the frame version {layout.METADATA_FRAME_VERSION}, found {frame}"
         )
-    name = record_name(layout.METADATA_TOPIC, number)
+    name = record_name(topic, number)
     if name is None:
         return number, None, version, {}
     found, end = read_message(name, version, value, fields.position)

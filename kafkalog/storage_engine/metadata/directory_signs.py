@@ -17,6 +17,7 @@ from typing import Final
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
+from kafkalog.storage_engine.metadata.other_systems import other_system
 
 _LOST_AND_FOUND = "lost+found"
 _LOOKED_AT: Final = 1000
@@ -102,7 +103,8 @@ def nearby(path: Path) -> str:
     """Return which log was meant by a path without one, as the end of a message; or ''.
 
     It is the log that the path lies in, as a partition, a file or below those, or the logs one
-    level below. Only names are read, of the first 1000 directories below.
+    level below. Only names are read, of the first 1000 directories below. For a directory of
+    another system with Kafka's protocol, the message says whose it is.
     """
     above = log_above(path)
     if above is not None:
@@ -117,7 +119,7 @@ def nearby(path: Path) -> str:
                 "; it has the segments of a partition, and a log has directories of partitions: "
                 "copy it to a directory named as one, such as rescued/topic-0, and give `rescued`"
             )
-    return ""
+    return other_system(path)
 
 
 def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bool = False) -> str:

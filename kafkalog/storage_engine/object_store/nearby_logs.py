@@ -11,6 +11,7 @@ from typing import Final
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata.directory_signs import meant
+from kafkalog.storage_engine.metadata.other_systems import TANSU_CLUSTERS, is_tansu, tansu
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient
 
@@ -31,6 +32,8 @@ def nearby(address: StoreAddress) -> str:
     names: list[str] = []
     with contextlib.suppress(StorageError):
         names += islice(_client(address).prefixes(), _LOOKED_AT)
+    if TANSU_CLUSTERS in names and _is_tansu(address.below(TANSU_CLUSTERS)):
+        return tansu()
     return meant("", None, [str(each) for each in map(address.below, names) if _has_log(each)])
 
 
@@ -50,6 +53,14 @@ def _above(address: StoreAddress) -> Iterator[tuple[StoreAddress, str]]:
 def _has_log(address: StoreAddress) -> bool:
     with contextlib.suppress(StorageError):
         return _client(address).head(layout.STORED_LOG) is not None
+    return False
+
+
+def _is_tansu(clusters: StoreAddress) -> bool:
+    """Return whether the first prefix below `clusters` has what Tansu keeps of a cluster."""
+    with contextlib.suppress(StorageError):
+        for name in islice(_client(clusters).prefixes(), 1):
+            return is_tansu([*islice(_client(clusters.below(name)).prefixes(), _LOOKED_AT)])
     return False
 
 

@@ -298,9 +298,9 @@ class _Adopting:
 
     def _note_old_broker(self) -> None:
         """Say that a broker before 0.11, which had no leader epochs, cannot read batches v2."""
-        if self._before.topics or not any(
-            (self.root / name).exists() for name in (layout.META_PROPERTIES, layout.META_ASIDE)
-        ):
+        # Kafka 0.8 had no meta.properties yet.
+        signs = layout.META_PROPERTIES, layout.META_ASIDE, layout.REPLICATION_CHECKPOINT
+        if self._before.topics or not any((self.root / name).exists() for name in signs):
             return
         paths = [each.directory / layout.LEADER_EPOCH_CHECKPOINT for each in self._loaded.values()]
         if paths and not any(path.exists() for path in paths):

@@ -70,6 +70,39 @@ def test_a_decoder_prints_the_lines_of_kafka_dump_log(disk: Path, decoder: str) 
     assert status == 0
 
 
+TIERED = (
+    ("010000076f726465727300000000000000000000000000000001000000030004104104104104104104104104104105"
+     "000000000000000005000000000000000900000001000000000000004600000000000000500300000002000000000000"
+     "000700000000000000000000000005000000012c040102030001000101",
+     "RemoteLogSegmentMetadata{remoteLogSegmentId=RemoteLogSegmentId{topicIdPartition="
+     "AAAAAAAAAAAAAAAAAAAAAQ:orders-3, id=BBBBBBBBBBBBBBBBBBBBBQ}, startOffset=5, endOffset=9, "
+     "brokerId=1, maxTimestampMs=70, eventTimestampMs=80, segmentLeaderEpochs={0=5, 2=7}, "
+     "segmentSizeInBytes=300, customMetadata=Optional[CustomMetadata{3 bytes}], "
+     "state=COPY_SEGMENT_STARTED, txnIdxEmpty=true}"),
+    ("010100076f726465727300000000000000000000000000000001000000030004104104104104104104104104104105"
+     "00000000010000000000000051000100",
+     "RemoteLogSegmentMetadataUpdate{remoteLogSegmentId=RemoteLogSegmentId{topicIdPartition="
+     "AAAAAAAAAAAAAAAAAAAAAQ:orders-3, id=BBBBBBBBBBBBBBBBBBBBBQ}, customMetadata=Optional.empty, "
+     "state=COPY_SEGMENT_FINISHED, eventTimestampMs=81, brokerId=1}"),
+    ("010200076f72646572730000000000000000000000000000000100000003000000000100000000000000520200",
+     "RemotePartitionDeleteMetadata{topicPartition=AAAAAAAAAAAAAAAAAAAAAQ:orders-3, "
+     "state=DELETE_PARTITION_FINISHED, eventTimestampMs=82, brokerId=1}"),
+)  # fmt: skip
+"""What Kafka's RemoteLogMetadataSerde wrote, and the payload that kafka-dump-log printed of it."""
+
+
+def test_records_of_tiered_storage_are_the_lines_of_kafka_dump_log(tmp_path: Path) -> None:
+    values = [bytes.fromhex(data) for data, _ in TIERED]
+    values.append(values[-1][:-3])
+    path = log_of(tmp_path, *((None, each) for each in values), (b"k", None))
+    status, lines = dumped(path, "--remote-log-metadata-decoder")
+    shown = [line.partition(" payload: ")[2] for line in lines if line.startswith("|")]
+    assert shown[:3] == [line for _, line in TIERED]
+    assert shown[3].startswith("Error at offset 3, skipping. eventTimestampMs: expected 8 bytes")
+    assert shown[4] == "Error at offset 4, skipping. expected a value, found null"
+    assert status == 1
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_json_has_the_fields_as_objects(disk: Path, decoder: str) -> None:
     said = json.loads((disk / "said.json").read_text())

@@ -100,8 +100,7 @@ def verify_partition(
     log = LogCheck(deep=deep, progress=progress)
     lost = _losses(partition)
     for loss in lost:
-        expected = f"{loss.expected}: {loss.what}"
-        yield Finding(loss.path, 0, expected, loss.found)
+        yield Finding(loss.path, 0, loss.expected, f"{loss.found}: {loss.what}")
     yield from _names(directory, {loss.path for loss in lost})
     canary = directory / layout.CANARY
     if partition.load_state is not None and not canary.exists():

@@ -353,7 +353,7 @@ def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
             and parsed[2] != layout.DELETED
             and directory / layout.segment_file(parsed[0], layout.LOG) not in lost
         ):
-            yield Finding(path, 0, "a log beside the index", "none", is_damage=False)
+            yield Finding(path, 0, "a log next to the index", "none", is_damage=False)
 
 
 def _metadata(partition: PartitionFiles) -> Iterator[Finding]:

@@ -77,7 +77,7 @@ twin-test: $(READY) $(PEERS) ## 300 logs, and 300 topics, cleaned by Kafka and b
 	KAFKALOG_TWIN=full $(BIN)/python -m pytest -s tests/conformance/test_cleaner_twin.py tests/conformance/test_spark_twin.py \
 	    tests/conformance/test_sink_twin.py tests/conformance/test_schema_registry.py $(ARGS)
 
-groups-test: $(READY) $(PEERS) ## the groups of 30 brokers' worth of traffic, all messages, and 30 deaths of a cluster, beside Kafka's own tools
+groups-test: $(READY) $(PEERS) ## the groups of 30 brokers' worth of traffic, all messages, and 30 deaths of a cluster, next to Kafka's own tools
 	KAFKALOG_GROUPS=full $(BIN)/python -m pytest -s tests/conformance/test_groups.py tests/conformance/test_messages.py \
 	    tests/conformance/test_dead_cluster.py $(ARGS)
 
@@ -93,7 +93,7 @@ kill-test: $(READY) ## queries killed KILLS times (20), upserts UPSERT_KILLS (40
 	    $(BIN)/python -m pytest -s tests/acceptance/test_killed_upserts.py $(ARGS)
 	KAFKALOG_DISK=full $(BIN)/python -m pytest -s tests/acceptance/test_full_disk.py $(ARGS)
 
-moment-test: $(READY) ## 100 reads and 20 joins beside commits and cleanings; values of 100 MiB in a worker
+moment-test: $(READY) ## 100 reads and 20 joins during commits and cleanings; values of 100 MiB in a worker
 	KAFKALOG_MOMENTS=full KAFKALOG_LARGE=full $(BIN)/python -m pytest -s tests/acceptance/test_one_moment.py \
 	    tests/acceptance/test_large_values.py $(ARGS)
 
@@ -148,7 +148,7 @@ docs: $(READY) ## the documents as a site, in site/; every link is checked
 release: $(READY) ## check, build and try out a release of what is committed, into dist/; ARGS=--publish pushes its tag
 	$(BIN)/python .ci/release.py $(ARGS)
 
-bench: $(READY) $(PEERS) ## every benchmark beside its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
+bench: $(READY) $(PEERS) ## every benchmark next to its peer, hours; writes docs/benchmarks.md (ARGS: names, --path DIR)
 	$(BIN)/python -m bench --write $(ARGS)
 
 bench-quick: $(READY) $(PEERS) ## every benchmark on small inputs: they work, and measure nothing

@@ -4,8 +4,8 @@
 
 A log gets a clean section, then N distinct keys (20 million) in random order, a tenth twice. A
 process of its own, with all modules imported, cleans it with a buffer of 16 MiB. Told are its peak
-of resident memory above the idle level (beside the limit, the buffer and 32 MiB), how often the log
-was rewritten, and the disk. The peer is Kafka's way, by our own cleaner: a rewrite for each filling
+of resident memory above the idle level (the limit is the buffer and 32 MiB), how often the log was
+rewritten, and the disk. The peer is Kafka's way, by our own cleaner: a rewrite for each filling
 of the map. How many these are is reckoned; --quick and --bounded run it once, on a copy, before
 ours, for the time. What is left is read back and compared with a reference that knows nothing of
 the cleaner, an array of the last offset of each key; a difference ends the program with an error.

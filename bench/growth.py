@@ -7,7 +7,7 @@ a hundred of its keys, always the same ones, and it is cleaned again. Measured i
 cleanings for each byte that is dirty, of a log of 300,000 keys and of one of ten times as many, in
 turn; it is the peer of itself. (Kafka's cleaner reads and writes the clean part in each round, so
 there the cost grows with it.) The first of these rounds is not counted: in it the hot keys leave
-their places all over the log; how much more it costs is told beside. One process, which does
+their places all over the log; how much more it costs is reported too. One process, which does
 nothing else, cleans both. In the end each log must hold the last record of each key, and no other.
 """
 

@@ -138,7 +138,7 @@ def measured(
 
 
 def told(cost: Cost, small: Cost, records: int) -> Iterator[Claim]:
-    """Return what a log's cost shows, beside Kafka's and beside the small log's."""
+    """Return what a log's cost shows, compared with Kafka's and with the small log's."""
     count = records * cost.scale
     what = f"cleaning {count:,} records, {count // 2:,} keys, all dirty"
     ours = [took.seconds / cost.size * 1e9 for took in cost.ours]

@@ -9,13 +9,13 @@ the key, with a cache and a map that hold all of it. Each runs in a process of i
 itself; both are warmed by the same other keys, and take turns after 50 keys: after each single one
 a process would find the processor's caches cold, which costs SQLite more. Then, not in turn: the
 same lookups while a hundredth of the keys has been written again since the cleaning, which is the
-part that has to be scanned, beside those before; and those before beside the ones without the key
-indexes, where segments are scanned. Told besides: what the indexes take on disk.
+part that has to be scanned, next to those before; and those before next to the ones without the key
+indexes, where segments are scanned. Also reported: what the indexes take on disk.
 
 Keys by the thousand are asked for at once too, by `KTable.lookup_many`, by one SELECT of SQLite and
-one of DuckDB, in turn. The time is that of the call, divided by its keys. Told besides: the time of
-what no lookup in compressed batches can leave out, to read a batch, to compare its checksum and to
-decompress it.
+one of DuckDB, in turn. The time is that of the call, divided by its keys. Also reported: the time
+of what no lookup in compressed batches can leave out: to read a batch, to compare its checksum, and
+to decompress it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ no other process write while one reads, so its table rests.
 
 Lookups run in a process for each side, which measures its own CPU time, in turns of ten keys. The
 writer writes keys that nobody asks for, so that every answer can be compared with what was written.
-Told besides: the first lookups, which scan the records and then index them, the 95th percentile,
+Also reported: the first lookups, which scan the records and then index them, the 95th percentile,
 and lookups that each come after a commit, so that files are opened again.
 """
 
@@ -77,7 +77,7 @@ def records(numbers: np.ndarray[tuple[int], np.dtype[np.int64]], start: int) -> 
 
 
 def claims(log: KafkaLog, root: Path, key_count: int, lookups: int) -> Iterator[Claim]:
-    """Measure beside both databases, and yield what was found."""
+    """Measure next to both databases, and yield what was found."""
     database, other = root.with_name("table.db"), root.with_name("table.duckdb")
     copy(root, database)
     copy_to_duckdb(root, other)

@@ -12,7 +12,7 @@ The peer is the broker of `bench.clean`, with one cleaner thread, and cleans cop
 Ours is timed around the call, theirs by the line that it logs, which has tenths of a second: so of
 small logs several copies are taken together. Memory is the whole process's. What is left must be
 the same, record by record (offset, key and value), and so must the number of segments. The last
-claim is about us alone: what a segment costs in the largest log beside a tenth of it.
+claim is about us alone: what a segment costs in the largest log, compared with a tenth of it.
 """
 
 from __future__ import annotations

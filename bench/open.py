@@ -338,7 +338,7 @@ def size_of(root: Path) -> int:
 def tell_of_broker(
     text: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]], *, as_json: bool
 ) -> None:
-    """Print the claim beside the broker, of the rounds in which it took part."""
+    """Print the claim next to the broker, of the rounds in which it took part."""
     starts = ours[: len(theirs)]
     peaks = [one["peak_mib"] for one in theirs if one["peak_mib"] is not None]
     claim = compare_figures(

@@ -10,7 +10,7 @@ segments from the start. How long that took is told. What is left must be the sa
 record: offset, key and value. A client that only downloads into files what a cleaning reads, and
 uploads what it writes, has a CPU time too, which is told: no cleaning in a store can do without.
 
-With --keys, that many distinct keys are cleaned once in a buffer of 16 MiB, beside the limit of
+With --keys, that many distinct keys are cleaned once in a buffer of 16 MiB, next to the limit of
 bench/dedup.py. The memory is that of the cleaning process, without the server's.
 """
 

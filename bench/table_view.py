@@ -13,7 +13,7 @@ all of this runs on the PySpark that Delta Lake needs, which `make peers` instal
 
 Then another process appends `--rate` updates per second (5,000) for `--seconds` (120; 10 with
 --quick), ten commits a second. The figure is the rate at which the table takes them in, from the
-first append until all are in, beside the rate at which they were appended, in one run; told besides
+first append until all are in, compared with the rate of the appends, in one run; told besides
 are the lag in offsets as seen each second, and how long it takes until what the log holds at some
 moment is in the table.
 

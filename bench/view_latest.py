@@ -21,7 +21,7 @@ still has after it.
 Beside the ratios the rate itself has a bound, 1.3 million records/s. That is a number that was set
 for what an application reaches that restores a table from a changelog topic, as Kafka Streams does;
 no restore is run here. Such an application uses no Spark, so the rate of `KafkaLog.latest` in this
-process stands beside the same number.
+process stands next to the same number.
 
 The first round warms up. The last one is not timed either: it is watched for memory, as watching
 takes time: that of this process, Spark's JVM and its Python workers together, without the broker's.
@@ -73,7 +73,7 @@ PEERS: Final = {
     "changelog": ("our changelog and a window", {"before": ">= 5", "after": ">= 4"}),
     "max_by": ("our changelog and max_by", {"before": "", "after": ""}),
 }
-"""The name of each, and the target beside it before and after a cleaning."""
+"""The name of each, and its target before and after a cleaning."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -251,7 +251,7 @@ def restore(root: Path, keys: int, rounds: int) -> Found:
 
 
 def at_rate(title: str, count: int, found: Found) -> Claim:
-    """Return a claim of rates beside that of a restore."""
+    """Return a claim of rates next to that of a restore."""
     rates = found.rates(count)
     return compare_figures(
         title,

@@ -1,6 +1,6 @@
 """Links of the documents into the repository, made good where the documents are a site.
 
-What lies beside docs/ is not part of the site: a file that a page links to is copied into it, below
+Files outside docs/ are not part of the site: a file that a page links to is copied into it, below
 `sources/`, and the link changed. A link to a directory becomes plain text.
 """
 

@@ -86,7 +86,7 @@ def report(
         print_line(
             console,
             comparison.name,
-            f"{comparison.paths:,} paths; beside git ls-tree -r HEAD: "
+            f"{comparison.paths:,} paths; next to git ls-tree -r HEAD: "
             f"{len(comparison.missing)} missing, {len(comparison.extra)} extra, "
             f"{len(comparison.different)} different",
         )

@@ -12,7 +12,7 @@
 4. At the same time a second query reads the topic back, and `foreachBatch(SQLiteUpsert(...))`
    follows it into a database.
 5. Both that table and the batch read `view=latest` are compared with `git ls-tree -r HEAD`.
-6. The log stays, with its picture beside it, a page for a browser. The report names both, and
+6. The log stays, with its picture next to it, a page for a browser. The report names both, and
    what to try next. The last line is `identical`, or else the exit code is 1.
 """
 
@@ -360,7 +360,7 @@ def clean_rest(log: KafkaLog) -> dict[str, Any]:
 
 
 def draw(log: KafkaLog) -> str:
-    """Write the log's picture beside it, by `kafkalog status --html`; return its path."""
+    """Write the log's picture next to it, by `kafkalog status --html`; return its path."""
     picture = f"{log.root}.html"
     said = io.StringIO()
     with redirect_stderr(said):

@@ -11,7 +11,7 @@ CONNECTOR is org.apache.spark:spark-sql-kafka-0-10_2.13:VERSION, with the versio
 
 The second way copies bytes from the directory of a broker, running or not, or from its backup.
 Offsets, transactions, producers and leader epochs stay. A further run continues where the last one
-ended. The file `log.mirror.json` beside the log lists the ids of the copied topics:
+ended. The file `log.mirror.json` next to the log lists the ids of the copied topics:
 
     python -m examples.mirror_kafka --directory /var/kafka --topics orders,stock --path /data/log
 

@@ -173,7 +173,7 @@ def _of_partitions(partitions: list[PartitionStatus]) -> Iterator[Metric]:
 
 
 def _of_store(moment: ObjectMoment) -> Iterator[Metric]:
-    """Yield what a log in an object store has besides: its objects, and this process's requests."""
+    """Yield what a log in an object store also has: its objects, and this process's requests."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     found = store_figures(moment)
@@ -181,7 +181,11 @@ def _of_store(moment: ObjectMoment) -> Iterator[Metric]:
         ("fresh_objects", found.fresh_objects, "Objects that no regroup has replaced yet."),
         ("fresh_bytes", found.fresh_bytes, "Bytes of them."),
         ("dropped_objects", found.dropped_objects, "Dropped objects that are not deleted yet."),
-        ("read_amplification", found.read_amplification, "GETs of one read, beside the fewest."),
+        (
+            "read_amplification",
+            found.read_amplification,
+            "GETs of one read, divided by the fewest.",
+        ),
         ("regroup_due", float(found.regroup.is_due), "1 if the fresh objects are to be regrouped."),
     ):
         yield GaugeMetricFamily(f"kafkalog_store_{name}", text, value=value)

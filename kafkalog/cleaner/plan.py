@@ -70,6 +70,7 @@ class Why(Enum):
     # What else is true.
     CLEANER = auto()
     NO_CLEANER = auto()
+    CLEANER_UNKNOWN = auto()  # as no lock tells
     TOMBSTONES = auto()  # wait for their delete horizon
 
 
@@ -497,8 +498,10 @@ def judge(
     is_tried = {*refusals} <= {Why.UNCLEANABLE} and may_be_tried(mark, known, now_ms)
     is_wanted = plan.is_eligible and known.knows_defaults
     others = []
-    if is_tried and is_cleaner_running is not None and (plan.has_work or not plan.is_all_clean):
-        if not is_cleaner_running:
+    if is_tried and (plan.has_work or not plan.is_all_clean):
+        if is_cleaner_running is None:
+            others.append(Why.CLEANER_UNKNOWN)
+        elif not is_cleaner_running:
             others.append(Why.NO_CLEANER)
         elif plan.is_eligible:
             others.append(Why.CLEANER)

@@ -4,9 +4,9 @@ For each partition it says what keeps cleaners away: another policy, a fault, or
 It says what the partition waits for: a dirty ratio, a lag, an open transaction, or an active
 segment that is not full. It also says whether any cleaner runs.
 
-A log in an object store gets the same answers, except that no one can know whether a cleaner runs
-somewhere. To see when its fresh objects are regrouped, run `kafkalog status`. Nothing is written,
-and no records are read.
+A log in an object store gets the same answers. Whether a cleaner runs on it is not known, because a
+store has no locks, so the answer says how to start one. To see when its fresh objects are
+regrouped, run `kafkalog status`. Nothing is written, and no records are read.
 """
 
 from __future__ import annotations

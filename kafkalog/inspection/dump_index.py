@@ -49,7 +49,7 @@ def entries(path: Path, options: DumpOptions) -> Iterator[Entry]:
     log = _log_beside(path, base_offset, stage)
     if log is None:
         name = layout.segment_file(base_offset, layout.LOG)
-        yield finding(path, "no log", 0, f"{name} beside it, to be compared with", "none")
+        yield finding(path, "no log", 0, f"{name} next to it, to be compared with", "none")
     fd = None if log is None else files.open_to_read(log)
     try:
         if is_time_index:

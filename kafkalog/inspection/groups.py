@@ -144,9 +144,9 @@ def read_groups(log: ReadableLog) -> Groups:
     topics = source.state().topics
     if not {layout.GROUPS_TOPIC, layout.SHARE_STATE_TOPIC} & topics.keys():
         raise InvalidInputError(
-            f"{log.root}: no topic {layout.GROUPS_TOPIC} (expected a broker's directory, or a log "
-            f"with a copy of it, found the topics {', '.join(log.state().topics) or 'none'}). The "
-            "groups' positions are in it: give the directories of the broker that has it."
+            f"{log.root}: no topic {layout.GROUPS_TOPIC}, which has the groups' positions (found "
+            f"the topics {', '.join(log.state().topics) or 'none'}). Give the directories of "
+            "all the brokers, with commas between."
         )
     reading = _Reading(source, _Ends(log))
     for topic in (layout.GROUPS_TOPIC, layout.SHARE_STATE_TOPIC):

@@ -100,8 +100,7 @@ def verify_partition(
     log = LogCheck(deep=deep, progress=progress)
     lost = _losses(partition)
     for loss in lost:
-        expected = f"{loss.expected}: {loss.what}"
-        yield Finding(loss.path, 0, expected, loss.found)
+        yield Finding(loss.path, 0, loss.expected, f"{loss.found}: {loss.what}")
     yield from _names(directory, {loss.path for loss in lost})
     canary = directory / layout.CANARY
     if partition.load_state is not None and not canary.exists():
@@ -354,7 +353,7 @@ def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
             and parsed[2] != layout.DELETED
             and directory / layout.segment_file(parsed[0], layout.LOG) not in lost
         ):
-            yield Finding(path, 0, "a log beside the index", "none", is_damage=False)
+            yield Finding(path, 0, "a log next to the index", "none", is_damage=False)
 
 
 def _metadata(partition: PartitionFiles) -> Iterator[Finding]:

@@ -43,7 +43,7 @@ _DELETED: Final = "__deleted"
 _OP: Final = "__op"
 _FIELD: Final = "field string, name string, type string, parameters map<string,string>"
 _SCHEMA: Final = f"fields array<struct<{_FIELD}, fields array<struct<{_FIELD}>>>>"
-"""What is read of the schema that Connect's JsonConverter puts beside a payload."""
+"""What is read of the schema that Connect's JsonConverter puts next to a payload."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ TASKS: Final = 4
 READ_PRICE: Final = _READS_PER_HOUR * TASKS * GET_PRICE / 3_600_000
 """What the reads of one fresh object cost in a millisecond."""
 PUTS_PER_OUTPUT: Final = 2
-"""A segment object, and the one beside it."""
+"""A segment object, and the one next to it."""
 YOUNGEST_MS: Final = 60_000
 """No regroup is due before its oldest object is so old, unless a cleaning waits for it."""
 OLDEST_MS: Final = 86_400_000

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _CLEAN = "`kafkalog clean {path} {topic} --force`"
 _REFUSALS = frozenset({"policy", "broker", "unreadable", "paused", "uncleanable"})
 """Codes of what keeps every cleaner away."""
+_KEEP = "`kafkalog cleaner {path}`, or kafkalog.open(path, cleaner=True)"
 _NOW = "`kafkalog clean {path} {topic}` cleans it once, now"
 _ALTER = "`kafkalog topics alter {path} {topic} --config "
 
@@ -37,8 +38,8 @@ class Reason:
 
     code: str
     """A word for programs: policy, broker, unreadable, cleaning, paused, uncleanable, due, cleaner,
-    no cleaner, empty, all clean, active segment, transaction, lag, pin, ratio, tombstones,
-    unknown."""
+    no cleaner, cleaner unknown, empty, all clean, active segment, transaction, lag, pin, ratio,
+    tombstones, unknown."""
     sentence: str
     remedy: str | None = None
     until_ms: int | None = None
@@ -132,12 +133,13 @@ def _with_names(found: Reason, moment: Moment, topic: str) -> Reason:
 
 def _policy(at: Judged) -> Reason:
     policy = at.plan.config.cleanup_policy
-    text = "Its cleanup.policy is empty, which means no cleanup at all"
+    text = "Its cleanup.policy is empty, so nothing in it is ever cleaned up."
     if policy:
-        text = f"Its cleanup.policy is {','.join(sorted(policy))}"
+        named = ",".join(sorted(policy))
+        text = f"Its cleanup.policy is {named}, and only topics with compact are compacted."
     return Reason(
         "policy",
-        f"{text}, and only topics with compact are compacted.",
+        text,
         _ALTER + "cleanup.policy=compact`",
     )
 
@@ -193,12 +195,20 @@ def _due(text: str) -> Reason:
 
 def _no_cleaner(at: Judged) -> Reason:
     text = "No background cleaner runs on this log, in any process"
-    remedy = "keep one running with `kafkalog cleaner {path}`, or kafkalog.open(path, cleaner=True)"
+    remedy = f"keep one running with {_KEEP}"
     if not at.moment.may_clean(at.plan.topic, at.plan.partition):
         text += ", and this one may not write the directory"
         place = at.moment.notes(at.plan.topic, at.plan.partition).place
         remedy = f"run one on a host and as a user that may write {place}"
     return Reason("no cleaner", f"{text}.", remedy)
+
+
+def _cleaner_unknown(at: Judged) -> Reason:
+    return Reason(
+        "cleaner unknown",
+        "Whether a background cleaner runs on this log is not known, because no lock shows it.",
+        f"if in doubt, start one, because any number may run: {_KEEP}",
+    )
 
 
 # --- what lets it wait ---------------------------------------------------------------------------
@@ -251,9 +261,11 @@ def _active_segment(at: Judged) -> Reason:
     if config.closes_by_itself and at.known.knows_defaults:
         least = _size(at.moment.closing_min)
         text = (
-            f"{where} yet. No segment.bytes set: the cleaner closes it once it has {least}, and "
-            "the dirty ratio, counted with it, exceeds min.cleanable.dirty.ratio, "
-            f"{config.min_cleanable_dirty_ratio:g}. What is held back does not count."
+            f"{where} yet. That segment has {_size(state.active_size)}. Because the topic sets no "
+            f"segment.bytes, the cleaner closes it once it has {least}, as less would save too "
+            "little room, and once the dirty ratio, counted with it, exceeds "
+            f"min.cleanable.dirty.ratio, {config.min_cleanable_dirty_ratio:g}. What is held back "
+            "does not count."
         )
         return Reason("active segment", text, f"{_CLEAN} closes it first")
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
@@ -372,6 +384,7 @@ _SENTENCES: Final[Mapping[Why, Callable[[Judged], Reason]]] = {
         "cleaner", "A background cleaner runs; it takes the filthiest partition first."
     ),
     Why.NO_CLEANER: _no_cleaner,
+    Why.CLEANER_UNKNOWN: _cleaner_unknown,
     Why.EMPTY: lambda at: Reason("empty", "It is empty."),
     Why.ALL_CLEAN: lambda at: Reason(
         "all clean", f"All of it is clean, up to offset {at.plan.state.high_watermark}.{_last(at)}"

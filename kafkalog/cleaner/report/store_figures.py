@@ -36,7 +36,7 @@ class StoreFigures:
     read_requests: int
     """The GETs of one read of everything by four tasks."""
     read_amplification: float
-    """Those beside the GETs that as many bytes need if nothing is fresh or small."""
+    """Those divided by the GETs that as many bytes need if nothing is fresh or small."""
     write_amplification: float
     """How often a byte that is live now was written so far, at least: fresh ones once."""
     read_price: float

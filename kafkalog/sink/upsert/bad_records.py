@@ -172,11 +172,11 @@ class BadRecords:
             return 0
         topic, partition, offset, reason = record
         _log.warning(
-            "micro-batch %d of %s: %d records are left out%s; the first is %s-%d offset %d: %s",
+            "micro-batch %d of %s: bad records left out%s: %d; the first is %s-%d offset %d: %s",
             batch_id,
             writer,
+            f", which go to topic {self.topic}" if self.topic else "",
             count,
-            f" and go to topic {self.topic}" if self.topic else "",
             topic,
             partition,
             offset,

@@ -526,7 +526,7 @@ KEYS_VERSION: Final = 2
 KEYS_UNCHANGED: Final = 1
 """No record of the segment waits for a time or for the rest of the log: `unchanged_segments`."""
 
-# --- ours: the filter of a key index, in the object beside a segment object -----------------------
+# --- ours: the filter of a key index, in the object next to a segment object ---------------------
 STORED_FILTER: Final = ".filter"
 FILTER_BITS_PER_KEY: Final = 16
 FILTER_WORDS: Final = 8  # of uint32, in a block

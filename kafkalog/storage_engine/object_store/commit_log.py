@@ -92,7 +92,10 @@ class CommitLog:
         """Return the id of the log; one GET. Raises InvalidInputError if the place has no log."""
         mark = client.get(layout.STORED_LOG)
         if mark is None:
-            advice = nearby(client.address) or ". Create one, or correct the address."
+            remedy = ". Create one, or correct the address."
+            if client.address.scheme == "memory":
+                remedy = ". A store in memory belongs to the process that opened it: read it there."
+            advice = nearby(client.address) or remedy
             raise InvalidInputError(
                 f"{client.address}: there is no log (expected an object {layout.STORED_LOG})"
                 f"{advice}"

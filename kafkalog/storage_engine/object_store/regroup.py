@@ -202,7 +202,7 @@ class _Regrouping:
         self._outputs = outputs
         self._inputs: dict[str, Path] = {}
         self._sides: dict[str, SideObject] = {}
-        """The objects beside those inputs that are segment objects."""
+        """The objects next to those inputs that are segment objects."""
         self._count = 0
         self._waiting: list[Future[SegmentObject]] = []
 

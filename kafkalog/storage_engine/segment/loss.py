@@ -70,7 +70,10 @@ def lost_segments(
             path = directory / layout.segment_file(base, layout.LOG)
             expected, what = "the records that its indexes name", "an empty file"
             if base in orphans:
-                expected, what = f"the log of {', '.join(sorted(orphans[base]))}", "no file"
+                expected, what = (
+                    f"the segment of its {' and '.join(sorted(orphans[base]))}",
+                    "no file",
+                )
             found.append(Loss(path, max(base, log_start), end, expected, what))
     return found
 

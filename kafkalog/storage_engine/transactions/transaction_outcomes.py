@@ -170,7 +170,7 @@ class TransactionOutcomes:
             raise CorruptLogError(
                 chunk.path,
                 chunk.file_position + int(table.positions[batch]),
-                "a marker for the transaction of this batch, which the .txnindex files beside it "
+                "a marker for the transaction of this batch, which the .txnindex files next to it "
                 "call aborted",
                 "none up to the end of the log (if `kafkalog verify` finds nothing else, remove "
                 "these files)",
@@ -258,7 +258,7 @@ def _check_agreement(
             chunk.path,
             chunk.file_position + int(table.positions[batch]),
             f"a batch that is {words[0]} by the marker at offset {ends[batch]}",
-            f"one that is {words[1]} in the .txnindex files beside it (if `kafkalog verify` "
+            f"one that is {words[1]} in the .txnindex files next to it (if `kafkalog verify` "
             "finds nothing else, remove these files)",
         )
 

@@ -123,7 +123,7 @@ def test_a_cleaner_that_runs_comes_and_one_that_does_not_is_missed() -> None:
     assert verdict(CLEAN, is_cleaner_running=True).others == []
     assert verdict(DIRTY, is_cleaner_running=False).others == [Why.NO_CLEANER]
     assert verdict(DIRTY, is_cleaner_running=False, mark=LATER).others == []
-    assert verdict(DIRTY, is_cleaner_running=None).others == []
+    assert verdict(DIRTY, is_cleaner_running=None).others == [Why.CLEANER_UNKNOWN]
 
 
 def test_a_brokers_defaults_are_not_known() -> None:

@@ -107,8 +107,9 @@ def test_looks_close_nothing_and_say_the_rule(place: Place) -> None:
     write(place.topic(), 10)
     (told,) = place.log.explain("t", now_ms=NOW_MS)
     assert (told.answer, told.findings[0].code) == ("is not due", "active segment")
-    assert "No segment.bytes set: the cleaner closes it once" in told.findings[0].sentence
-    assert "64 KiB" in told.findings[0].sentence
+    sentence = told.findings[0].sentence
+    assert "sets no segment.bytes, the cleaner closes it once it has 64 KiB" in sentence
+    assert f"That segment has {sum(place.sizes()) / 1024:.1f} KiB." in sentence
     write(place, 100)
     found = place.status(NOW_MS)
     assert (found.state, found.closed_by) == ("dirty", "cleaner")

@@ -95,7 +95,7 @@ def test_of_many_creators_one_creates_the_log(address: StoreAddress) -> None:
 
 
 def test_where_there_is_no_log_none_is_opened(address: StoreAddress) -> None:
-    with pytest.raises(InvalidInputError, match="there is no log"):
+    with pytest.raises(InvalidInputError, match=r"there is no log .* belongs to the process"):
         CommitLog(ObjectClient(address))
 
 

@@ -146,7 +146,9 @@ def test_a_share_group_and_an_unknown_one_have_no_offsets_to_go_on_from(disk: Pa
         kafkalog.group_offsets(disk / "log-0", "share-1")
     with pytest.raises(UnknownGroup, match=r"no group 'nobody' .*found classic-0, classic-1"):
         kafkalog.group_offsets(disk / "log-0", "nobody")
-    with pytest.raises(InvalidInputError, match=r"no topic __consumer_offsets"):
+    with pytest.raises(
+        InvalidInputError, match=r"no topic __consumer_offsets, which has the groups' positions"
+    ):
         kafkalog.group_offsets(disk / "metadata", "any")
 
 

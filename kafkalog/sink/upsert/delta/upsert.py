@@ -49,7 +49,7 @@ _CONFLICTS = ("DELTA_CONCURRENT_", "DELTA_METADATA_CHANGED", "DELTA_PROTOCOL_CHA
 _REASON = re.compile(r"\[[A-Z][A-Z0-9_.]+\].*?(?=\n\s+at |\nCaused by|\n\nJVM|\Z)", re.DOTALL)
 """An error of Spark or Delta in the text of an exception, before its stack trace."""
 _turns: dict[tuple[str, str], threading.Lock] = {}
-"""Per table, since a commit makes the attempts beside it void; and per session, which has the
+"""Per table, since a commit makes concurrent attempts void; and per session, which has the
 settings and the view of one commit at a time."""
 
 

@@ -101,7 +101,8 @@ tables-test: $(READY) ## 1000 histories of materialized tables by their rule, an
 	KAFKALOG_TABLES=full $(BIN)/python -m pytest tests/unit/rules/test_table_moment.py \
 	    tests/unit/rules/test_key_lookup.py \
 	    tests/spark/sink/test_spark_versions.py tests/spark/sink/test_spark_delta.py \
-	    tests/spark/datasource/test_materialized_table.py $(ARGS)
+	    tests/spark/datasource/test_materialized_table.py \
+	    tests/spark/datasource/test_materialized_versions.py $(ARGS)
 
 connect-test: $(READY) ## each feature in a session of Spark Connect, of a local server and of a started one
 	KAFKALOG_CONNECT=full $(BIN)/python -m pytest tests/spark/connect $(ARGS)

@@ -34,6 +34,7 @@ OF_A_READ: Final = (
     "keys",
     "partitioner",
     "completes",
+    "withObsolete",
     *OF_A_STORE,
 )
 OF_A_WRITE: Final = (

@@ -23,6 +23,7 @@ from kafkalog.storage_engine.place import opened_for_spark, spark_path
 from kafkalog.values.columns import columns_of
 from kafkalog.values.decoded_value import avro_document, json_document
 from kafkalog.values.record_form import DocumentArguments, RecordForm
+from kafkalog.values.row_version import DELETE_RETENTION_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -123,6 +124,8 @@ class KTable:
         location: str | Path,
         *,
         select: Sequence[str] | None = None,
+        version: str | None = None,
+        delete_retention_ms: int = DELETE_RETENTION_MS,
         **documents: Unpack[DocumentArguments],
     ) -> MaterializedTable:
         """Keep the table in typed Parquet files at a location, and return it.
@@ -130,6 +133,11 @@ class KTable:
         A query of these files costs a fraction of `df()`, which decodes every value again. The
         columns are those of `df` for the same arguments, or what `select` makes of them: SQL
         expressions, here also over the source's own columns.
+
+        `version` names a column: the row with the larger version counts, in whatever order records
+        come, as in `Upsert`. A tombstone is a deletion, and so is a row of `select` whose boolean
+        column `deleted` is true. The files remember a deletion's version for `delete_retention_ms`
+        at least. A record whose version is null fails the query.
 
         `location` is a directory that all executors share, or the URL of a prefix in an object
         store. The files are made now if it lacks ones that the log can complete. This needs leave
@@ -146,6 +154,8 @@ class KTable:
             str(location),
             options=self.options,
             select=select,
+            version=version,
+            delete_retention_ms=delete_retention_ms,
             documents=documents,
         )
         table.complete()

@@ -27,6 +27,7 @@ from kafkalog.datasource.offsets import Offsets, TopicPartition
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.datasource.read_planner import planner_of
 from kafkalog.datasource.table_files import WRITTEN, TableReader, TableWriter
+from kafkalog.datasource.table_versions import GONE, TableVersions
 from kafkalog.errors import IncompleteTableError, InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.object_store.address import is_store_url
@@ -42,12 +43,14 @@ from kafkalog.tables.table_moment import (
 from kafkalog.tables.table_place import TablePlace, table_place
 from kafkalog.values.columns import columns_of
 from kafkalog.values.record_form import DocumentArguments, RecordForm
+from kafkalog.values.row_version import check_has_no_events, checked_retention
 from kafkalog.values.schema_registry import SchemaRegistry
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.types import StructType
 
     from kafkalog.storage_engine.log.log import Log
     from kafkalog.storage_engine.metadata.log_change import LogChange
@@ -82,6 +85,8 @@ class _Typed(NamedTuple):
     """Those with a row's key, partition and offset."""
     readers: Sequence[str]
     """The readers' schemas that a registry gave."""
+    newest: DataFrame | None = None
+    """The changed rows with their deletions, if rows have versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +123,11 @@ class MaterializedTable:
         *,
         options: Mapping[str, str],
         select: Sequence[str] | None,
+        version: str | None,
+        delete_retention_ms: int,
         documents: DocumentArguments,
     ) -> None:
-        """`select` and `documents` are the arguments of `KTable.materialize`."""
+        """The last four are the arguments of `KTable.materialize`."""
         self.topic = topic
         self.path = path
         self.location = spark_path(location)
@@ -129,6 +136,10 @@ class MaterializedTable:
         self._select = select
         self._documents = {name: each for name, each in documents.items() if each is not None}
         self._views: set[str] = set()
+        check_has_no_events(version, has_events="envelope" in self._documents)
+        retention_ms = checked_retention(delete_retention_ms)
+        found = version and TableVersions(version, retention_ms, _HIDDEN)
+        self._versions = found or None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spark": None}
@@ -264,12 +275,14 @@ class MaterializedTable:
     def _rows(self, base: Manifest | None, state: State) -> _Typed:
         """Return the rows of a state: from files and changes, or from the log alone."""
         if base is None:
-            return self._typed(self._latest(self._ends(state), None))
+            return self._newest(self._typed(self._latest(self._ends(state), None)))
         from pyspark.sql import functions as f
 
         changes, are_few = self._changes(base.moment, state)
-        typed, files = self._typed(changes.where("value IS NOT NULL")), self._files(base)
-        if (typed.rows.dtypes, typed.readers) != (files.dtypes, base.readers):
+        typed = self._typed(changes if self._versions else changes.where("value IS NOT NULL"))
+        files = self._files(base)
+        dtypes = [each for each in typed.rows.dtypes if each[0] != GONE]
+        if (dtypes, typed.readers) != (files.dtypes, base.readers):
             return self._rows(None, state)  # a registry has another schema by now
         key, partition = (files[quoted(name)] for name in typed.place_columns[:2])
         changed = changes.select(
@@ -284,12 +297,27 @@ class MaterializedTable:
             & partition.between(changed["of"], changed["of"])
             & key.between(changed["with"], changed["with"])
         )
-        kept = files.join(f.broadcast(changed) if are_few else changed, is_changed, "left_anti")
+        changed = f.broadcast(changed) if are_few else changed
+        kept = files.join(changed, is_changed, "left_anti")
+        if self._versions:
+            held = files.join(changed, is_changed, "left_semi")
+            schema = self._versions.deletions_schema(files.schema)
+            typed = self._newest(typed, held, self._read(base.deletions, schema))
         return typed._replace(rows=kept.unionByName(typed.rows))
+
+    def _newest(
+        self, typed: _Typed, held: DataFrame | None = None, gone: DataFrame | None = None
+    ) -> _Typed:
+        """Return the rows that count by their versions, if they have any; see `TableVersions`."""
+        if not self._versions:
+            return typed
+        found = self._versions.newest(typed.rows, clock.now_ms(), held=held, gone=gone)
+        return typed._replace(rows=self._versions.rows(found), newest=found)
 
     def _changes(self, moment: TableMoment, state: State) -> tuple[DataFrame, bool]:
         """Return the latest records of the keys that have changed up to a state, with tombstones.
 
+        If rows have versions, it is all records since the moment.
         The truth value says whether they are few: some megabytes are read here, in a fraction of
         the time that tasks in Python take to start.
         """
@@ -322,6 +350,7 @@ class MaterializedTable:
                         budget_bytes=_MAP_BYTES,
                         schema=schema,
                         with_tombstones=True,
+                        with_obsolete=self._versions is not None,
                     ):
                         rows.append(batch)
                         size += batch.nbytes
@@ -338,10 +367,12 @@ class MaterializedTable:
     def _files(self, manifest: Manifest) -> DataFrame:
         from pyspark.sql.types import StructType
 
-        schema = StructType.fromJson(dict(manifest.schema))
-        if not manifest.files:
+        return self._read(manifest.files, StructType.fromJson(dict(manifest.schema)))
+
+    def _read(self, files: Sequence[TableFile], schema: StructType) -> DataFrame:
+        if not files:
             return self._session.createDataFrame([], schema)
-        names = [file.path for file in manifest.files]
+        names = [file.path for file in files]
         if is_store_url(self.location):
             reader = TableReader(self.location, self.options, names)
             numbers = self._session.range(0, len(names), 1, len(names))
@@ -350,9 +381,14 @@ class MaterializedTable:
         return self._session.read.schema(schema).parquet(*paths)
 
     def _latest(self, ends: Offsets | None, moment: TableMoment | None) -> DataFrame:
-        """Return the latest records, or with a moment those of the keys that changed since."""
+        """Return the latest records, or with a moment those of the keys that changed since.
+
+        If rows have versions, it is all records.
+        """
         reader = self._session.read.format("kafkalog").options(**self._log_options)
         reader = reader.options(subscribe=self.topic, view="latest")
+        if self._versions:
+            reader = reader.options(withObsolete="true")
         if moment is not None:
             reader = reader.options(completes=moment.dumps())
         if ends is not None:
@@ -363,15 +399,22 @@ class MaterializedTable:
     def _typed(self, rows: DataFrame) -> _Typed:
         """Return records with the columns of the files."""
         has_keys = any(name.startswith("key_") for name in self._documents)
-        if self._select is None and not has_keys:
+        if self._select is None and not has_keys and not self._versions:
             typed, readers = self._decoded(rows)  # it puts fields in place of the value
             columns = typed.columns
             return _Typed(typed, columns, [columns[place] for place in _PLACES], readers)
-        hidden = [f"{name} AS {also}" for name, also in zip(_PLACE, _HIDDEN, strict=True)]
-        typed, readers = self._decoded(rows.selectExpr("*", *hidden))
+        hidden = dict(zip(_HIDDEN, _PLACE, strict=True))
+        if self._versions:
+            hidden[GONE] = "value IS NULL"
+        made = [f"{source} AS {name}" for name, source in hidden.items()]
+        typed, readers = self._decoded(rows.selectExpr("*", *made))
         if self._select is not None:
-            typed = typed.selectExpr(*self._select, *_HIDDEN)
-        return _Typed(typed, typed.columns[: -len(_HIDDEN)], _HIDDEN, readers)
+            typed = typed.selectExpr(*self._select, *hidden)
+        columns = typed.columns[: -len(hidden)]
+        if self._versions:
+            is_selected = self._select is not None
+            typed, columns = self._versions.marked(typed, columns, is_selected=is_selected)
+        return _Typed(typed, columns, _HIDDEN, readers)
 
     def _decoded(self, rows: DataFrame) -> tuple[DataFrame, Sequence[str]]:
         """Return records with the columns that `KTable.df` has, and the readers' schemas."""
@@ -391,7 +434,9 @@ class MaterializedTable:
             topic = state.topic(self.topic)
             base = before if before is not None and not self._fault(before, state) else None
             if base is not None and not self._behind(base.moment, topic):
-                return base
+                forgets = self._versions and self._versions.has_to_forget(base, clock.now_ms())
+                if not forgets:
+                    return base
             options = SourceOptions.parse({**self._log_options, "subscribe": self.topic})
             planner = opened.enter_context(contextlib.closing(planner_of(options)))
             # If a cleaner passes the ends all the same, a task fails.
@@ -408,7 +453,13 @@ class MaterializedTable:
         directory = f"data/{version}-{uuid.uuid4().hex}"
         writer = TableWriter(self.location, self.options, directory, typed.place_columns)
         tasks = max(_FILES_MIN, sum(log.size_of(*place) for place in ends) // _FILE_BYTES)
-        written = typed.rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN).collect()
+
+        def write(rows: DataFrame) -> list[Row]:
+            return rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN).collect()
+
+        written, gone = write(typed.rows), []
+        if self._versions and typed.newest is not None:
+            gone = write(self._versions.deletions(typed.newest, clock.now_ms()))
         firsts: dict[int, int] = {}
         for file in written:
             for number, first in zip(file.partitions, file.firsts, strict=True):
@@ -427,6 +478,7 @@ class MaterializedTable:
             place_columns=typed.place_columns,
             readers=typed.readers,
             files=[TableFile(file.path, file.rows, file.size) for file in written],
+            deletions=[TableFile(file.path, file.rows, file.size) for file in gone],
         )
         is_ours = self._place.create(manifest_name(version), manifest.encode())
         return manifest if is_ours else None
@@ -476,7 +528,9 @@ class MaterializedTable:
     def _definition(self) -> dict[str, Any]:
         """The arguments of the columns, as a manifest keeps them."""
         given = {name: _plain(value) for name, value in self._documents.items()}
-        return given if self._select is None else {**given, "select": [*self._select]}
+        if self._select is not None:
+            given["select"] = [*self._select]
+        return {**given, "version": self._versions.version} if self._versions else given
 
     @property
     def _log_options(self) -> dict[str, str]:

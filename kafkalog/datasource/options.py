@@ -93,6 +93,8 @@ class SourceOptions:
     completes: TableMoment | None
     """The moment of a materialized table. The view then has the latest record of each key that has
     one since, also a tombstone."""
+    with_obsolete: bool
+    """Whether the view has all records and tombstones, for a table that has its own order."""
     ignored: tuple[str, ...]
     """Names of options without effect, as they were given."""
     warn_of_batch: tuple[str, ...]
@@ -109,6 +111,13 @@ class SourceOptions:
     def read_committed(self) -> bool:
         """Whether records of open and of aborted transactions are left out."""
         return self.isolation_level == _READ_COMMITTED
+
+    @property
+    def _of_a_table(self) -> str | None:
+        """An option that a materialized table sets; None if there is none."""
+        if self.completes is not None:
+            return "completes"
+        return "withObsolete" if self.with_obsolete else None
 
     @property
     def is_partitioned(self) -> bool:
@@ -188,6 +197,7 @@ class SourceOptions:
             keys=_parse_keys(given["keys"]) if "keys" in given else None,
             partitioner=_choice(given, "partitioner", _PARTITIONERS),
             completes=_parse_moment(given["completes"]) if "completes" in given else None,
+            with_obsolete=_choice(given, "withObsolete", ("false", "true")) == "true",
             ignored=tuple(ignored),
             warn_of_batch=tuple(name for name in _OF_STREAMS if name.lower() in given),
             stream_fault=next(iter(refused), None),
@@ -197,8 +207,8 @@ class SourceOptions:
         _check_limits(parsed)
         if parsed.latest_view:
             _check_latest_view(parsed)
-        elif parsed.completes is not None:
-            raise InvalidInputError("option completes: it needs view=latest. Leave it out.")
+        elif name := parsed._of_a_table:
+            raise InvalidInputError(f"option {name}: it needs view=latest. Leave it out.")
         return parsed
 
     def check_batch(self) -> None:
@@ -213,8 +223,8 @@ class SourceOptions:
         """Raise InvalidInputError for options that only a streaming query refuses."""
         if self.stream_fault is not None:
             raise InvalidInputError(self.stream_fault)
-        if self.completes is not None:
-            raise InvalidInputError("option completes: a streaming query has none. Leave it out.")
+        if name := self._of_a_table:
+            raise InvalidInputError(f"option {name}: a streaming query has none. Leave it out.")
         if self.starting_time is not None:
             self.starting_time.check_stream()
         if self.latest_view and not self.read_committed:

@@ -274,6 +274,7 @@ class RangeReader:
             schema=arrow_schema(self.columns),
             keys=self.options.keys,
             with_tombstones=is_of_stream or moment is not None,
+            with_obsolete=self.options.with_obsolete,
             may_be_passed=is_of_stream,
         )
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.metadata.state import State
 
 _REFRESH = (
-    "refresh(grace_s=0) of the materialized table takes the keys out, once queries have ended"
+    "refresh(grace_s=0) of the materialized table takes the keys out, once queries have ended; "
+    "a deleted key that it remembers for version= goes after its delete_retention_ms"
 )
 
 

@@ -46,6 +46,13 @@ class Manifest:
     readers: Sequence[str]
     """The readers' schemas that a registry gave for the columns."""
     files: Sequence[TableFile]
+    deletions: Sequence[TableFile]
+    """The files with the versions of deleted rows, if rows have versions."""
+
+    @property
+    def paths(self) -> set[str]:
+        """The paths of all files."""
+        return {file.path for file in (*self.files, *self.deletions)}
 
     def encode(self) -> bytes:
         """Return the content of the manifest's file."""
@@ -60,6 +67,7 @@ class Manifest:
             "place_columns": [*self.place_columns],
             "readers": [*self.readers],
             "files": [file._asdict() for file in self.files],
+            "deletions": [file._asdict() for file in self.deletions],
         }
         return json.dumps(content).encode()
 
@@ -82,15 +90,18 @@ class Manifest:
                 columns=[*map(str, given["columns"])],
                 place_columns=[*map(str, given["place_columns"])],
                 readers=[*map(str, given.get("readers", []))],
-                files=[
-                    TableFile(f["path"], int(f["rows"]), int(f["size"])) for f in given["files"]
-                ],
+                files=_files(given["files"]),
+                deletions=_files(given.get("deletions", [])),
             )
         except _BROKEN as fault:
             raise StorageError(
                 f"{where}: this is not the manifest of a materialized table ({fault!r}). Remove "
                 "the location, and materialize the table again."
             ) from fault
+
+
+def _files(given: Sequence[Mapping[str, Any]]) -> list[TableFile]:
+    return [TableFile(each["path"], int(each["rows"]), int(each["size"])) for each in given]
 
 
 def manifest_name(version: int) -> str:

@@ -76,14 +76,14 @@ class TablePlace(ABC):
         names = [*self.names()]
         versions = sorted(v for name in names if (v := version_of_manifest(name)) is not None)
         keep, replaced_ms = {current.version}, current.made_ms
-        named = {file.path for file in current.files}
+        named = current.paths
         for version in reversed([v for v in versions if v < current.version]):
             data = self.read(manifest_name(version)) if replaced_ms >= before_ms else None
             if data is None:
                 break
             older = Manifest.decode(f"{self}/{manifest_name(version)}", data)
             keep.add(version)
-            named |= {file.path for file in older.files}
+            named |= older.paths
             replaced_ms = older.made_ms
         gone = [manifest_name(v) for v in versions if v < current.version and v not in keep]
         gone += [

@@ -47,6 +47,7 @@ def latest(
     schema: pa.Schema,
     keys: Collection[bytes] | None = None,
     with_tombstones: bool = False,
+    with_obsolete: bool = False,
     may_be_passed: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -56,7 +57,8 @@ def latest(
     budget, the hash space is split, and the log is read once or twice per part. Records are in
     offset order within a part. Records without a key, aborted records, and those above the last
     stable offset are skipped. With `since`, only records from that offset on are read and count.
-    With `keys`, in a snapshot opened whole, these are looked up instead.
+    With `keys`, in a snapshot opened whole, these are looked up instead. With `with_obsolete` all
+    records count, and tombstones too, for a reader that has another order than that of offsets.
     The callback `progress` receives the offsets done, and of how many: a part passes each twice, a
     clean log once.
 
@@ -77,8 +79,10 @@ def latest(
         )
     span = max(start, since or 0), min(end, state.last_stable_offset)
     passes = _Passes(span, progress)
-    rows = _Rows(schema, with_tombstones)
+    rows = _Rows(schema, with_tombstones or with_obsolete)
     if keys is None:
+        if with_obsolete or _is_clean(state, span[1]):
+            return _all(snapshot, span, rows, passes)
         return _latest(snapshot, span, budget_bytes, rows, passes=passes)
     with contextlib.closing(PartitionLookup(snapshot)) as lookup:
         found = [each.records.offsets[each.rows] for each in lookup.latest(ChosenKeys(keys), end)]
@@ -112,6 +116,14 @@ def latest_of_topic(
             )
 
 
+def _all(
+    snapshot: PartitionSnapshot, span: tuple[int, int], rows: _Rows, passes: _Passes
+) -> Iterator[pa.RecordBatch]:
+    passes.left = 1
+    yield from rows.all_of(snapshot, span, passes)
+    passes.end_one()
+
+
 def _latest(
     snapshot: PartitionSnapshot,
     span: tuple[int, int],
@@ -121,11 +133,6 @@ def _latest(
     passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
     start, end = span
-    if _is_clean(snapshot.state, end):
-        passes.left = 1
-        yield from rows.all_of(snapshot, span, passes)
-        passes.end_one()
-        return
     offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
 
     def put(part: HashPart, left: int) -> bool:

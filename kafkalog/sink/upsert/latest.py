@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import InvalidInputError
+from kafkalog.values.row_version import newest
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
@@ -73,9 +74,8 @@ def latest_rows(
     # Rows are spread by key alone, which serves both groupings: Spark needs no second shuffle.
     key = list(map(quoted, keys))
     spread = rows.repartition(*key) if parts is None else rows.repartition(parts, *key)
-    first = [] if version is None else [F.col(quoted(version))]
-    newest = F.struct(*first, F.col(offset)) if first else F.col(offset)
-    by_partition = spread.groupBy(*key, topic, partition).agg(F.max_by(row, newest).alias("row"))
+    last = F.max_by(row, newest(version, offset)).alias("row")
+    by_partition = spread.groupBy(*key, topic, partition).agg(last)
     held = [] if version is None else [F.col("row")[version]]
     age = F.struct(*held, f"row.{timestamp}", f"row.{topic}", f"row.{partition}")
     return by_partition.groupBy(*key).agg(F.max_by("row", age).alias("row")).select("row.*")

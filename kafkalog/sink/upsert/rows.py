@@ -17,6 +17,8 @@ from kafkalog.sink.upsert.kept_values import KEPT, filled
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 from kafkalog.values.bad_values import BAD
 from kafkalog.values.record_form import DocumentArguments, RecordForm, names_in
+from kafkalog.values.row_marks import check_mark, deletion_column, is_bad, marks_deletion
+from kafkalog.values.row_version import check_has_no_events, check_version, lacks_version
 from kafkalog.values.spark_sql import fields_of, quoted
 
 if TYPE_CHECKING:
@@ -40,8 +42,6 @@ REMEDY = (
 )
 """What to do about a record that does not fit."""
 _RAW = ("key", "value", "topic", "partition", "offset")
-_VERSIONS = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
-"""Types whose values have one order in all targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +156,7 @@ class RowShape:
                 "a select function gets the latest record by offset (expected a list with version, "
                 "found a function). Give select as a list."
             )
-        if version is not None and self._has_events:
-            raise InvalidInputError(
-                "change events lack values of the row before, so they count in the order of the "
-                "log (expected envelope or version, found both). Leave version out."
-            )
+        check_has_no_events(version, has_events=self._has_events)
         self.version = version
         self._select = select
         self._schema = schema
@@ -255,7 +251,7 @@ class RowShape:
                 )
             shaped = self._select(latest_per_key(df, parts))
             reason = F.coalesce(_bad(shaped), self._null_key(shaped.columns))
-            names = [name for name in shaped.columns if not _is_bad(name)]
+            names = [name for name in shaped.columns if not is_bad(name)]
             return self._checked(shaped, _deletion(shaped), _record_of(shaped), reason, names)
         latest = latest or self.version is not None
         # Other keys than the records' are made, and bad records left out, before the reduction.
@@ -293,8 +289,7 @@ class RowShape:
         if self.version is None:
             return marked
         check_version(self.version, marked.schema)
-        is_null = F.when(column_of(self.version).isNull(), f"its version {self.version} is null")
-        return marked.withColumn(REASON, F.coalesce(REASON, is_null))
+        return marked.withColumn(REASON, F.coalesce(REASON, lacks_version(self.version)))
 
     def _shaped(self, records: DataFrame, *more: Column) -> DataFrame:
         from pyspark.sql import functions as F
@@ -310,7 +305,7 @@ class RowShape:
         head = list(shaped.columns)[: len(first)]
         reason = F.coalesce(_bad(shaped.select(*map(column_of, names))), self._null_key(names))
         return shaped.select(
-            *head, reason.alias(REASON), *[column_of(name) for name in names if not _is_bad(name)]
+            *head, reason.alias(REASON), *[column_of(name) for name in names if not is_bad(name)]
         )
 
     def _parsed(self, records: DataFrame, form: RecordForm, more: Sequence[Column]) -> DataFrame:
@@ -436,45 +431,24 @@ def _record_of(shaped: DataFrame) -> list[Column | str]:
     ]
 
 
-def deletion_column(names: Sequence[str]) -> str | None:
-    """Return the column that marks deletions: `deleted`, in any letter case as in Spark."""
-    return next((name for name in names if name.lower() == "deleted"), None)
-
-
-def _is_bad(name: str) -> bool:
-    """Return whether a column marks bad rows: `bad`, in any letter case as in Spark."""
-    return name.lower() == "bad"
-
-
 def _bad(shaped: DataFrame) -> Column:
     """Return why a row is bad, as its column `bad` says; null if it is not."""
     from pyspark.sql import functions as F
 
     none = F.lit(None).cast("string")
     for field in shaped.schema.fields:
-        if _is_bad(field.name):
-            _check_boolean(field.name, field.dataType, "are bad")
+        if is_bad(field.name):
+            check_mark(field.name, field.dataType, "are bad")
             return F.when(F.col(field.name), F.lit("select says that it is bad"))
     return none
-
-
-def _check_boolean(name: str, kind: DataType, what: str) -> None:
-    if kind.typeName() != "boolean":
-        raise InvalidInputError(
-            f"select gives a column '{name}' of type {kind.simpleString()}; it says which rows "
-            f"{what}, so it must be boolean; give a column to be stored another name"
-        )
 
 
 def _deletion(shaped: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
-    types = {field.name: field.dataType for field in shaped.schema.fields}
-    name = deletion_column(list(types))
-    if name is not None:
-        _check_boolean(name, types[name], "are deletions")
-        return F.coalesce(F.col(name), F.lit(False)).alias(DELETED)
-    if "value" not in types:
+    if (marked := marks_deletion(shaped.schema)) is not None:
+        return marked.alias(DELETED)
+    if "value" not in shaped.columns:
         raise InvalidInputError(
             "select gives neither 'deleted' nor 'value', one of which marks deletions; "
             'add "value is null as deleted"'
@@ -501,18 +475,6 @@ def record_fault(reason: Column | str) -> Column:
     columns = [F.col(name) for name in list(RECORD)[:3]]
     found = F.lit(reason) if isinstance(reason, str) else reason
     return F.raise_error(F.format_string(f"%s-%s offset %s: %s. {REMEDY}", *columns, found))
-
-
-def check_version(name: str, schema: StructType) -> None:
-    """Raise InvalidInputError if rows lack the column of versions, or its values have no order."""
-    known = {field.name: field.dataType for field in schema.fields}
-    if name not in known or name.startswith("kl_"):
-        raise InvalidInputError(f"version names the column {name}, which the rows lack.")
-    if known[name].typeName() not in _VERSIONS:
-        raise InvalidInputError(
-            f"version={name!r}: its column is {known[name].simpleString()} (expected a whole "
-            "number, a date or a timestamp). Cast it with select."
-        )
 
 
 def _check_names(names: Sequence[str]) -> None:

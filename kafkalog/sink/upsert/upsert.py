@@ -20,7 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Final, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
@@ -29,10 +29,10 @@ from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, m
 from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
-from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
 from kafkalog.values.record_form import DocumentArguments
+from kafkalog.values.row_version import DELETE_RETENTION_MS, checked_retention
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger("kafkalog.sink")
-DELETE_RETENTION_MS: Final = 86_400_000
-"""How long the version of a deleted row is remembered: the default of `delete.retention.ms`."""
 _applied: dict[tuple[str, str], tuple[str, int]] = {}
 """Per (table, query): its run, and the last micro-batch that this process applied."""
 
@@ -200,11 +198,7 @@ class Upsert(ABC):
             version=version,
             **documents,
         )
-        self.delete_retention_ms = whole_number("delete_retention_ms", delete_retention_ms)
-        if delete_retention_ms < 0:
-            raise InvalidInputError(
-                f"delete_retention_ms: expected 0 or more, found {delete_retention_ms}"
-            )
+        self.delete_retention_ms = checked_retention(delete_retention_ms)
         self.adds_columns = on_new_column == "add"
         self.name = name
         self.checkpoint = None if checkpoint is None else fspath(checkpoint)

@@ -91,6 +91,7 @@ def test_parsed_options_are_plain_data() -> None:
         ({"view": "newest"}, r"view must be changelog or latest"),
         ({"kafka.auto.offset.reset": "x"}, r"Kafka option 'auto\.offset\.reset' is not supported"),
         ({"kafka.Key.Deserializer": "x"}, r"Kafka option 'key\.deserializer' is not supported"),
+        ({"withObsolete": "true"}, r"option withObsolete: it needs view=latest"),
         ({"view": "latest", "minPartitions": "2"}, r"minPartitions cannot be set with view=latest"),
         ({"view": "latest", "startingOffsets": "latest"}, r"startingOffsets.* cannot be set"),
         ({"view": "latest", "startingTimestamp": "1"}, r"startingTimestamp cannot be set"),

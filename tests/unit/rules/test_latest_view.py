@@ -7,7 +7,9 @@ import random
 
 import pytest
 
+from kafkalog.cleaner.key_index.latest_view import latest
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.schema import chosen_columns
 from tests.builders.log_contents import latest_column
 from tests.unit.cleaner.naive import batch, dump, latest_values, records_of
 from tests.unit.cleaner.transactional_log import CONTROL, is_aborted
@@ -87,6 +89,20 @@ def test_a_clean_log_is_read_once_and_a_dirty_one_twice(place: Place) -> None:
     assert latest_column(place.log, with_tombstones=True)[b"c"] == 3
     place.append(("b", "4"))
     assert view(place) == ([(b"a", b"3", 2), (b"b", b"4", 4)], 2 * 5)
+
+
+def test_a_reader_with_another_order_gets_obsolete_records_and_tombstones(place: Place) -> None:
+    place.topic().append(("a", "1"), ("b", "2"), ("a", "3"), ("b", None)).append(("a", "4"))
+    with place.engine.snapshot("t", 0, whole=True) as snapshot:
+        batches = latest(
+            snapshot,
+            4,
+            since=1,
+            budget_bytes=1 << 20,
+            schema=chosen_columns(["offset"]),
+            with_obsolete=True,
+        )
+        assert [offset for each in batches for offset in each["offset"].to_pylist()] == [1, 2, 3]
 
 
 def test_records_without_a_key_are_no_latest_records(place: Place) -> None:

@@ -16,7 +16,7 @@ from kafkalog.sink.upsert import Batch, Position, Upsert
 from kafkalog.sink.upsert.bad_records import BadRecords, plan_number
 from kafkalog.sink.upsert.driver_batches import parts_for
 from kafkalog.sink.upsert.latest import Version, newest_first
-from kafkalog.sink.upsert.rows import deletion_column
+from kafkalog.values.row_marks import deletion_column
 
 
 class Remembering(Upsert):

@@ -35,6 +35,7 @@ def manifest(version: int, made_ms: int = 0, *names: str) -> Manifest:
         place_columns=["key", "partition", "offset"],
         readers=['"int"'],
         files=[TableFile(name, 1, 2) for name in names],
+        deletions=[],
     )
 
 
@@ -55,7 +56,8 @@ def publish(at: TablePlace, version: int, made_ms: int = 0) -> Manifest:
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
-    made = manifest(3, 5, "data/3-a/x.parquet")
+    gone = TableFile("data/3-a/gone.parquet", 1, 2)
+    made = replace(manifest(3, 5, "data/3-a/x.parquet"), deletions=[gone])
     assert Manifest.decode("here", made.encode()) == made
     assert location_of(made.moment.mark) == "/a b"
 
@@ -106,7 +108,9 @@ def test_versions_go_once_they_were_replaced_before_the_grace_time(at: TablePlac
 def test_files_of_refreshes_that_ended_go_and_those_of_one_that_may_run_stay(
     at: TablePlace,
 ) -> None:
-    last = publish(at, 1)
+    gone = TableFile("data/1-a/gone.parquet", 1, 2)
+    last = replace(publish(at, 1), deletions=[gone])
+    at.write(gone.path, b"versions of deleted rows")
     at.write("data/1-second/x.parquet", b"of a refresh that came second")
     at.write("data/2-runs/x.parquet", b"of a refresh that runs")
     at.write("data/users/x", b"of somebody else")
@@ -114,6 +118,7 @@ def test_files_of_refreshes_that_ended_go_and_those_of_one_that_may_run_stay(
     assert {*at.names()} == {
         manifest_name(1),
         "data/1-a/x.parquet",
+        gone.path,
         "data/2-runs/x.parquet",
         "data/users/x",
     }

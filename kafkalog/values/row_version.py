@@ -1,0 +1,71 @@
+"""Versions of rows: which of two rows of a key counts, in whatever order they come.
+
+The larger version wins, and of equal ones the row with the higher offset. A deletion has a version
+as every row has. It is remembered for a while, so that an older row which comes late does not bring
+its key back. A null version has no place in this order, so its record is bad. The merges of SQLite
+and PostgreSQL say the same in their own SQL.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kafkalog.errors import InvalidInputError
+from kafkalog.storage_engine.format.whole_number import whole_number
+from kafkalog.values.spark_sql import quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+    from pyspark.sql.types import StructType
+
+DELETE_RETENTION_MS: Final = 86_400_000
+"""How long a deletion is remembered at least, as Kafka's `delete.retention.ms`."""
+_ORDERED: Final = {"byte", "short", "integer", "long", "date", "timestamp", "timestamp_ntz"}
+"""Types whose values have one order in all targets."""
+
+
+def check_has_no_events(version: str | None, *, has_events: bool) -> None:
+    """Raise InvalidInputError if rows with versions are taken from change events."""
+    if version is not None and has_events:
+        raise InvalidInputError(
+            "change events lack values of the row before, so they count in the order of the "
+            "log (expected envelope or version, found both). Leave version out."
+        )
+
+
+def checked_retention(delete_retention_ms: int) -> int:
+    """Return how long deletions are remembered (ms); raises InvalidInputError."""
+    found = whole_number("delete_retention_ms", delete_retention_ms)
+    if found < 0:
+        raise InvalidInputError(f"delete_retention_ms: expected 0 or more, found {found}")
+    return found
+
+
+def check_version(name: str, schema: StructType) -> None:
+    """Raise InvalidInputError if rows lack the column of versions, or its values have no order."""
+    known = {field.name: field.dataType for field in schema.fields}
+    if name not in known or name.startswith("kl_"):
+        raise InvalidInputError(f"version names the column {name}, which the rows lack.")
+    if known[name].typeName() not in _ORDERED:
+        raise InvalidInputError(
+            f"version={name!r}: its column is {known[name].simpleString()} (expected a whole "
+            "number, a date or a timestamp). Cast it with select."
+        )
+
+
+def lacks_version(name: str) -> Column:
+    """Return why a row is bad whose version is null; null for any other."""
+    from pyspark.sql import functions as F
+
+    return F.when(F.col(quoted(name)).isNull(), f"its version {name} is null")
+
+
+def newest(version: str | None, offset: str) -> Column:
+    """Return what is largest in the row of a key and partition that counts.
+
+    `version` and `offset` name columns. Without a version the offset decides alone.
+    """
+    from pyspark.sql import functions as F
+
+    order = F.col(quoted(offset))
+    return order if version is None else F.struct(F.col(quoted(version)), order)

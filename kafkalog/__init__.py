@@ -93,9 +93,9 @@ def open(
     `path` is a directory, or the URL of a log in an object store: `s3://bucket/prefix`, `gs://` or
     `az://`. Its `options` are Spark's `store.*`; secrets come from the environment.
     `cleaner=True` (or a `kafkalog.cleaner.CleanerConfig`) runs the background cleaner in this
-    process until the log is closed. A Kafka broker's log directory, or a list of all of one
-    broker's, is only read, also while the broker runs. Raises InvalidInputError when `path` is a
-    file or holds no log.
+    process until the log is closed. A Kafka broker's log directory is only read, also while the
+    broker runs; so is a list of directories, of one broker or of several of a cluster. Raises
+    InvalidInputError when `path` is a file or holds no log.
     """
     from kafkalog.log import KafkaLog
 

@@ -10,6 +10,7 @@ damage: gaps in the offsets, which cleaning leaves, and zeros at the end of a pr
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -135,9 +136,10 @@ def command(
         raise InvalidInputError("--raw and --json: give one of them, as JSON has its escapes")
     status = 0
     for path in files:
-        if not path.is_file():
-            fault = "is a directory: name the files in it" if path.is_dir() else "no such file"
-            raise InvalidInputError(f"{path}: {fault}")
+        if path.is_dir():
+            raise InvalidInputError(f"{path}: is a directory: name the files in it")
+        if not os.path.lexists(path):
+            raise InvalidInputError(f"{path}: no such file")
     # On a terminal the lines themselves show the progress.
     is_quiet = not sys.stdout.isatty()
     with progress("dumping", lambda: _size(files), is_bytes=True, is_wanted=is_quiet) as advance:
@@ -164,7 +166,7 @@ def command(
 
 
 def _size(files: Sequence[Path]) -> int:
-    return sum(path.stat().st_size for path in files)
+    return sum(path.lstat().st_size for path in files)
 
 
 def _told(

@@ -18,7 +18,7 @@ import numpy as np
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes, data_from
 
 if TYPE_CHECKING:
     from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
@@ -172,12 +172,18 @@ class _Scan:
     progress: Callable[[int], None]
 
     def bytes(self, start: int, end: int) -> None:
-        """Search [start, end) of the file as bytes; keep each key's first position."""
+        """Search [start, end) of the file as bytes; keep each key's first position.
+
+        Of a hole the ends are searched: a key may begin or end with its zeros.
+        """
         longest = max(map(len, self.keys.keys))
         rest, position = b"", start
         is_text = self.occurrences.file.kind.is_text
         while position < end:
-            piece = self.source.read_at(min(_PIECE_SIZE, end - position), position)
+            behind = data_from(self.source, position)
+            is_hole = behind - position > 2 * longest
+            size = longest if is_hole else _PIECE_SIZE
+            piece = self.source.read_at(min(size, end - position), position)
             if not piece:
                 return
             data = rest + piece
@@ -188,6 +194,8 @@ class _Scan:
             position += len(piece)
             self.progress(len(piece))
             rest = (rest + piece)[-(longest - 1) :] if longest > 1 else b""
+            if is_hole:
+                rest, position = b"", behind - longest
 
     def batches(self, start: int, limit: int) -> None:
         from kafkalog.storage_engine.segment.log_scanner import INSPECT, FaultKind, LogScanner

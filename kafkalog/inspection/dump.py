@@ -94,19 +94,17 @@ def _dump(path: Path, options: DumpOptions) -> Iterator[Entry]:
 def _transaction_index(path: Path) -> Iterator[Entry]:
     entry = layout.TRANSACTION_INDEX_ENTRY
     names = ("version", "producerId", "firstOffset", "lastOffset", "lastStableOffset")
-    with files.open_stream(path) as file:
-        position = 0
-        while len(data := file.read(entry.size)) == entry.size:
-            yield {
-                "type": "aborted transaction",
-                **dict(zip(names, entry.unpack(data), strict=True)),
-            }
-            if data[:2] != b"\0\0":
-                yield finding(path, "damage", position, "entry version 0", data[:2].hex())
-                return
-            position += entry.size
-        if data:
-            yield finding(path, "damage", position, f"{entry.size} bytes", f"{len(data)} bytes")
+    data = files.read_file(path)
+    whole = len(data) - len(data) % entry.size
+    for position in range(0, whole, entry.size):
+        fields = entry.unpack_from(data, position)
+        yield {"type": "aborted transaction", **dict(zip(names, fields, strict=True))}
+        if fields[0] != 0:
+            found = data[position : position + 2].hex()
+            yield finding(path, "damage", position, "entry version 0", found)
+            return
+    if whole < len(data):
+        yield finding(path, "damage", whole, f"{entry.size} bytes", f"{len(data) - whole} bytes")
 
 
 def _producer_snapshot(path: Path) -> Iterator[Entry]:

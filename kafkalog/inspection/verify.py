@@ -26,6 +26,7 @@ from kafkalog.errors import (
 )
 from kafkalog.inspection.dump import ROOT_CHECKPOINTS
 from kafkalog.inspection.finding import Finding
+from kafkalog.inspection.verify_kinds import verify_kinds
 from kafkalog.inspection.verify_partition import PartitionFiles, verify_partition
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
@@ -50,8 +51,10 @@ _ROOT_NAMES: Final = (
     layout.METADATA_DIRECTORY,
     "bootstrap.checkpoint",
 )
+_COMPARED: Final = {*ROOT_CHECKPOINTS, layout.COMMIT, layout.METADATA_DIRECTORY, layout.GUARD}
+"""Names whose files are read, and of directories."""
 _ASIDE: Final = ("-delete", "-stray", "-future")
-_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, *files.NOT_REGULAR}
+_DAMAGE_ERRORS: Final = {errno.ENOENT, errno.EIO, errno.ENOTDIR, *files.NOT_OF_A_LOG}
 """Errors that mean lost or damaged data; any other error only prevents the check."""
 _UNKNOWN_DIRECTORY: Final = "A" * 22
 """Kafka: DirectoryId.UNASSIGNED."""
@@ -349,8 +352,12 @@ def _loader(journal: Journal, topic: TopicState, partition: int) -> Callable[[],
 def _partition(
     partition: PartitionFiles, deep: bool, progress: Callable[[int], None], faults: list[str]
 ) -> Iterator[Finding]:
+    damaged: set[Path | str] = set()
     try:
-        yield from verify_partition(partition, deep=deep, progress=progress)
+        for finding in verify_partition(partition, deep=deep, progress=progress):
+            if finding.is_damage:
+                damaged.add(finding.path)
+            yield finding
     except UnknownTopicError:
         return  # deleted meanwhile
     except FileNotFoundError as fault:
@@ -359,9 +366,12 @@ def _partition(
     except OSError as fault:
         files.pass_on(fault)
         path = Path(fault.filename or partition.directory)
-        yield from _unread(path, fault, faults)
+        if path not in damaged:
+            yield from _unread(path, fault, faults)
     except KafkaLogError as fault:
         cause = fault.__cause__
+        if isinstance(cause, files.NotOfALogError) and Path(cause.filename) in damaged:
+            return
         if isinstance(cause, OSError) and cause.errno not in _DAMAGE_ERRORS:
             faults.append(str(fault))
             return
@@ -370,7 +380,9 @@ def _partition(
 
 def _unread(path: Path, fault: OSError, faults: list[str]) -> Iterator[Finding]:
     text = str(fault.strerror or fault)
-    if fault.errno in _DAMAGE_ERRORS:
+    if isinstance(fault, files.NotOfALogError):
+        yield Finding(path, 0, fault.expected, fault.found)
+    elif fault.errno in _DAMAGE_ERRORS:
         yield Finding(path, 0, "a file that can be read", text)
     else:
         faults.append(f"{path}: {text}")
@@ -489,6 +501,8 @@ def _foreign(
     for name, is_directory in names:
         plain = name.removesuffix(layout.TEMPORARY)
         if plain in _ROOT_NAMES or name.startswith(layout.OURS):
+            if plain not in _COMPARED:
+                yield from verify_kinds(root, [name])
             continue
         if is_directory and layout.parse_partition_directory(name) is not None:
             continue

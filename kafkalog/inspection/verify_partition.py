@@ -21,6 +21,7 @@ from kafkalog.inspection.dump import properties
 from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify_index import OffsetIndexCheck, TimeIndexCheck
 from kafkalog.inspection.verify_key_index import verify_key_indexes
+from kafkalog.inspection.verify_kinds import verify_kinds
 from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
 from kafkalog.storage_engine.broker.losses import find_losses
@@ -332,8 +333,12 @@ def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:
 
 
 def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
-    """Report names that nothing reads: foreign files, indexes without a log that was empty."""
+    """Report names that nothing reads, and what has a name of ours and is no file of a log.
+
+    Nothing reads foreign files, and indexes without a log that was empty.
+    """
     names = sorted(files.list_names(directory))
+    yield from verify_kinds(directory, filter(_is_of_partition, names))
     logs = {
         parsed[0]
         for name in names
@@ -343,8 +348,7 @@ def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
         parsed = layout.parse_segment_file(name)
         path = directory / name
         if parsed is None:
-            is_snapshot = layout.parse_metadata_snapshot(name) is not None
-            if name not in _KNOWN and not name.startswith(layout.OURS) and not is_snapshot:
+            if not _is_of_partition(name):
                 expected = "a partition's files alone"
                 yield Finding(path, 0, expected, "a foreign one", is_damage=False)
         elif (
@@ -354,6 +358,15 @@ def _names(directory: Path, lost: Collection[Path]) -> Iterator[Finding]:
             and directory / layout.segment_file(parsed[0], layout.LOG) not in lost
         ):
             yield Finding(path, 0, "a log next to the index", "none", is_damage=False)
+
+
+def _is_of_partition(name: str) -> bool:
+    return (
+        name in _KNOWN
+        or name.startswith(layout.OURS)
+        or layout.parse_segment_file(name) is not None
+        or layout.parse_metadata_snapshot(name) is not None
+    )
 
 
 def _metadata(partition: PartitionFiles) -> Iterator[Finding]:

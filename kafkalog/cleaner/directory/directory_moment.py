@@ -108,7 +108,7 @@ class DirectoryMoment(Moment):
                     continue
                 size = 0
                 with files.ignoring():
-                    size = (directory / name).stat().st_size
+                    size = files.size_of(directory / name)
                 if parsed[2] == layout.DELETED:
                     retired += size
                 else:

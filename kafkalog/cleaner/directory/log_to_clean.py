@@ -67,8 +67,8 @@ def log_to_clean(
 
 def _part(segment: SegmentFiles, size: int) -> Part:
     def first_timestamp() -> int:
-        with files.open_stream(segment.log) as file:
-            header = header_at(FileBytes(file.fileno()), 0, size)
+        with files.closing(files.open_to_read(segment.log)) as fd:
+            header = header_at(FileBytes(fd), 0, size)
         time_ms = layout.NO_TIMESTAMP if header is None else header.max_timestamp
         return max(time_ms, layout.NO_TIMESTAMP)  # less would be one that nobody has recorded
 

@@ -391,7 +391,8 @@ class BrokerDirectories:
                     ) from fault
             except OSError as fault:
                 files.pass_on(fault)
-                raise StorageError(f"{directory}: cannot be read: {fault.strerror}") from fault
+                where = fault.filename or directory
+                raise StorageError(f"{where}: cannot be read: {fault.strerror}") from fault
         raise AssertionError
 
 

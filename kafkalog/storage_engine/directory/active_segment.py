@@ -466,7 +466,7 @@ def _truncate_entries(
     is_kept: Callable[..., bool],
 ) -> tuple[int, tuple[Any, ...] | None]:
     """Truncate an index file after its last kept entry; return the number kept, and that entry."""
-    size = os.fstat(fd).st_size
+    size = files.whole_size(fd)
     count = size // entry_size
     last = None
     block = 1  # usually the last entry stays, except in a file padded with zeros
@@ -486,7 +486,7 @@ def _truncate_entries(
 
 def _truncate_durably(fd: int, size: int) -> None:
     """Truncate and sync an index; on failure restore it, so that the next holder truncates."""
-    tail = files.read_at(fd, os.fstat(fd).st_size - size, size)
+    tail = files.read_at(fd, files.whole_size(fd) - size, size)
     files.truncate(fd, size)
     try:
         files.sync_file(fd)

@@ -422,7 +422,7 @@ class Appender:
             staged.with_name(staged.name + layout.STAGED_TIME_INDEX): layout.TIME_INDEX,
             log: layout.LOG,
         }
-        size = log.stat().st_size
+        size = files.size_of(log)
         with locks.SegmentsLock(self.directory).exclusive():
             for source, suffix in renames.items():
                 files.rename(source, self._path(base_offset, suffix))

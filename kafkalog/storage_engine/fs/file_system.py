@@ -57,6 +57,19 @@ class FileSystem:
         """Write at a position, as much as the system takes at once."""
         return os.pwrite(fd, data, position)
 
+    def data_from(self, fd: int, position: int) -> int:
+        """Seek the first byte that lies in no hole; without this call, there is none."""
+        if not hasattr(os, "SEEK_DATA"):
+            return position
+        try:
+            return os.lseek(fd, position, os.SEEK_DATA)
+        except OSError as fault:
+            if fault.errno == errno.ENXIO:  # a hole up to the end
+                return max(position, os.fstat(fd).st_size)
+            if fault.errno == errno.EINVAL:  # a file system that does not tell
+                return position
+            raise
+
     def ftruncate(self, fd: int, size: int) -> None:
         """Change the size of an open file."""
         os.ftruncate(fd, size)

@@ -37,8 +37,11 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 NOT_WRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 """The errors of a process that may only read."""
 MORE_FILES: Final = "raise the limit of open files (ulimit -n)"
-NOT_REGULAR: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR})
-"""The errors of a name in a log that is no regular file: a link, a pipe or device, a directory."""
+NOT_OF_A_LOG: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EFBIG})
+"""The errors of a link, a pipe or device, a directory, and of a file that is too large."""
+WHOLE_SIZE_MAX: Final = 256 << 20
+"""The largest file that is read at once: an index, a snapshot of producers, a checkpoint, a note.
+Kafka's default for indexes is 10 MiB (segment.index.bytes)."""
 _MODE: Final = 0o666
 """The mode of what is made, less the umask."""
 _CAREFULLY: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -48,6 +51,15 @@ _RESIDENT_S: Final = 0.002
 _PIECE_SIZE = 1 << 20
 _SIDE_BY_SIDE_MIN, _SIDE_BY_SIDE_MAX = 8, 16
 """Fewer syncs are not worth their threads; more at once are no faster."""
+
+
+class NotOfALogError(OSError):
+    """A file has the name of a log's file but can't be one; its number is one of NOT_OF_A_LOG."""
+
+    def __init__(self, number: int, expected: str, found: str, path: str) -> None:
+        super().__init__(number, f"expected {expected}, found {found}", path)
+        self.expected = expected
+        self.found = found
 
 
 class disk_faults:
@@ -163,7 +175,7 @@ def _storage_error(fault: OSError, place: Path) -> StorageError:
     where = fault.filename or place
     if fault.errno == errno.EMFILE:
         return StorageError(f"{where}: cannot be opened: {fault.strerror}; {MORE_FILES}")
-    if fault.errno in NOT_REGULAR:
+    if fault.errno in NOT_OF_A_LOG:
         return StorageError(
             f"{where}: {fault.strerror}. Move it away, and put the log's own file there."
         )
@@ -197,7 +209,7 @@ def _name(fault: OSError, fd: int) -> None:
 
 
 def open_to_read(path: str | Path) -> int:
-    """Open a file to read it; raises OSError, of NOT_REGULAR for a link, a pipe or a directory."""
+    """Open a file to read it; raises OSError, of NOT_OF_A_LOG for a link, a pipe or a directory."""
     return _open(path, os.O_RDONLY)
 
 
@@ -264,20 +276,15 @@ def _open(path: str | Path, flags: int) -> int:
 
     The limit is the whole process's. But a reader needs its files at once, and cannot close any.
     """
-    try:
-        return _opened(path, flags)
-    except OSError as fault:
-        if fault.errno != errno.EMFILE or not raise_descriptor_limit():
-            raise
-    return _opened(path, flags)
+    return _within_limit(_opened, path, flags)
 
 
 def _opened(path: str | Path, flags: int) -> int:
-    """Open a regular file; raises OSError, of NOT_REGULAR for anything else."""
+    """Open a regular file; raises OSError, of NOT_OF_A_LOG for anything else."""
     try:
         fd = file_system.current.open(path, flags | _CAREFULLY, _MODE)
     except OSError as fault:
-        if fault.errno in NOT_REGULAR:
+        if fault.errno in NOT_OF_A_LOG:
             _check_regular(os.lstat(path).st_mode, path)
         raise
     try:
@@ -288,11 +295,24 @@ def _opened(path: str | Path, flags: int) -> int:
     return fd
 
 
+def size_of(path: str | Path, *, as_a_whole: bool = False) -> int:
+    """Return the size of a closed file of a log; raises OSError, of NOT_OF_A_LOG as `open_to_read`.
+
+    A link is not followed, so nobody takes another file's size for the log's. A file that is read
+    `as_a_whole` may have WHOLE_SIZE_MAX bytes.
+    """
+    known = os.lstat(path)
+    _check_regular(known.st_mode, path)
+    if as_a_whole and known.st_size > WHOLE_SIZE_MAX:
+        raise _too_large(known.st_size, path)
+    return known.st_size
+
+
 def _check_regular(mode: int, path: str | Path) -> None:
     if stat.S_ISREG(mode):
         return
     number, kind = _KINDS.get(stat.S_IFMT(mode), (errno.ENXIO, "a device"))
-    raise OSError(number, f"expected a regular file, found {kind}", str(path))
+    raise NotOfALogError(number, "a regular file", kind, str(path))
 
 
 _KINDS: Final = {
@@ -304,13 +324,17 @@ _KINDS: Final = {
 
 
 def _open_users(path: str | Path, flags: int) -> int:
-    flags |= os.O_CLOEXEC
+    return _within_limit(file_system.current.open, path, flags | os.O_CLOEXEC, _MODE)
+
+
+def _within_limit(call: Callable[..., _T], *arguments: Any) -> _T:
+    """Open something; raise the limit of open files first if there are too many."""
     try:
-        return file_system.current.open(path, flags, _MODE)
+        return call(*arguments)
     except OSError as fault:
         if fault.errno != errno.EMFILE or not raise_descriptor_limit():
             raise
-    return file_system.current.open(path, flags, _MODE)
+    return call(*arguments)
 
 
 def descriptor_limit() -> float:
@@ -340,12 +364,7 @@ def scan(directory: str | Path) -> contextlib.AbstractContextManager[Iterator[os
 
     Raise the limit of open files if there are too many, as for a file.
     """
-    try:
-        return file_system.current.scandir(directory)
-    except OSError as fault:
-        if fault.errno != errno.EMFILE or not raise_descriptor_limit():
-            raise
-    return file_system.current.scandir(directory)
+    return _within_limit(file_system.current.scandir, directory)
 
 
 def is_directory(entry: os.DirEntry[str]) -> bool:
@@ -397,10 +416,38 @@ def read_users_file(path: Path) -> bytes:
         return stream.read()
 
 
+def whole_size(fd: int) -> int:
+    """Return the size of an open file that is read at once; raises OSError above WHOLE_SIZE_MAX.
+
+    A sparse file takes no room on a rescued disk, and its zeros would take all the memory.
+    """
+    size = os.fstat(fd).st_size
+    if size > WHOLE_SIZE_MAX:
+        raise _too_large(size, file_system.path_of(fd))
+    return size
+
+
+def _too_large(size: int, path: str | Path) -> NotOfALogError:
+    expected = f"at most {WHOLE_SIZE_MAX} bytes"
+    return NotOfALogError(errno.EFBIG, expected, f"{size} bytes", str(path))
+
+
+def data_from(fd: int, position: int) -> int:
+    """Return where the first byte at or after `position` is that lies in no hole, or the size.
+
+    `position` where the system does not tell; raises OSError.
+    """
+    with _named(fd):
+        return file_system.current.data_from(fd, position)
+
+
 def read_file(path: str | Path) -> bytes:
-    """Return the content of a file, up to its end as it is then; raises OSError."""
+    """Return the content of a file, up to its end as it is then; raises OSError.
+
+    It is of EFBIG for a file above WHOLE_SIZE_MAX.
+    """
     with closing(open_to_read(path)) as fd:
-        size = os.fstat(fd).st_size + 1
+        size = whole_size(fd) + 1
         data = read_at(fd, size, 0)
         while len(data) == size:  # the file has grown since
             size += _PIECE_SIZE
@@ -609,6 +656,15 @@ def create(path: Path, data: Buffer = b"") -> None:
         if data:
             write_at(fd, data, 0)
             sync_file(fd)
+
+
+def write_zeros(fd: int, position: int) -> None:
+    """Write zeros from a position to an open file's end, except into holes."""
+    size = os.fstat(fd).st_size
+    while (position := data_from(fd, position)) < size:
+        count = min(_PIECE_SIZE, size - position)
+        write_at(fd, bytes(count), position)
+        position += count
 
 
 def write_pieces(fd: int, pieces: Iterable[Buffer]) -> None:

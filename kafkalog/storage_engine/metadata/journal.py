@@ -157,7 +157,7 @@ class Journal:
             ) from fault
         except OSError as fault:
             files.pass_on(fault)
-            if fault.errno not in {errno.EACCES, errno.EPERM, *files.NOT_REGULAR}:
+            if fault.errno not in {errno.EACCES, errno.EPERM, *files.NOT_OF_A_LOG}:
                 raise
             raise StorageError(f"{self.path}: cannot be opened: {fault.strerror}") from fault
 
@@ -424,7 +424,7 @@ class Journal:
                     _logger.warning("%s: %s, so it is dropped", self.path, replay.lost)
                 if header.outlived or replay.lost:
                     # Zero the rest, so that no record of a lost future fits behind a new one.
-                    files.write_at(fd, bytes(os.fstat(fd).st_size - replay.end), replay.end)
+                    files.write_zeros(fd, replay.end)
                 files.sync_data(fd)
                 replay = replay._replace(header=self._publish(fd, replay), lost="")
             self._in_doubt = False

@@ -24,6 +24,15 @@ class ByteSource(Protocol):
         """Return what answers so many reads, at ascending positions, that may be far apart."""
 
 
+def data_from(source: ByteSource, position: int) -> int:
+    """Return where the first byte at or after `position` is that lies in no hole of a file.
+
+    A hole takes no disk and reads as zeros, so a file of kilobytes may have terabytes of it. Raises
+    OSError.
+    """
+    return files.data_from(source.fd, position) if isinstance(source, FileBytes) else position
+
+
 class HeldBytes:
     """Bytes in memory."""
 

@@ -31,7 +31,7 @@ from kafkalog.storage_engine.format.checksum import crc32c
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.records import messages, records
 from kafkalog.storage_engine.records.tables import BatchTable, RecordTable
-from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes
+from kafkalog.storage_engine.segment.byte_source import ByteSource, FileBytes, data_from
 
 CHUNK_SIZE: Final = 1 << 20
 LARGE_SIZE: Final = 16 << 20
@@ -287,12 +287,12 @@ class LogScanner:
         """Read on behind a fault of the frame: if only zeros follow, the fault becomes ZEROS."""
         if self.kind not in (FaultKind.TORN, FaultKind.FRAME):
             return
-        position = self.position
+        position = data_from(self._source, self.position)
         while position < self.limit:
             piece = self._source.read_at(min(CHUNK_SIZE, self.limit - position), position)
             if not piece or piece.count(0) != len(piece):
                 return
-            position += len(piece)
+            position = data_from(self._source, position + len(piece))
         self._meet(FaultKind.ZEROS, f"{self.limit - self.position} zero bytes")
 
     def _meet(self, kind: FaultKind, found: str) -> None:

@@ -223,7 +223,7 @@ def _swapped(directory: Path, base: int) -> SegmentFiles:
 def _segment_files(directory: Path, base: int, swaps: Collection[str]) -> SegmentFiles:
     stage = layout.SWAP if layout.LOG in swaps else ""
     log = directory / layout.segment_file(base, layout.LOG, stage)
-    return SegmentFiles(directory, base, log.stat().st_size, frozenset(swaps))
+    return SegmentFiles(directory, base, files.size_of(log), frozenset(swaps))
 
 
 def list_segments(directory: Path) -> list[SegmentFiles]:

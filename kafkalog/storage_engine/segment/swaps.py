@@ -117,7 +117,7 @@ def sweep_deleted(directory: Path, *, older_than_ms: int, now_ms: int) -> int:
     for path in (directory / name for name in sorted(retired)):
         try:
             # Renaming a file changes its ctime, and nothing changes that of a retired file.
-            changed_ms = path.stat().st_ctime_ns // 1_000_000
+            changed_ms = path.lstat().st_ctime_ns // 1_000_000
         except FileNotFoundError:
             continue  # another sweep
         if changed_ms <= now_ms - older_than_ms:

@@ -133,6 +133,18 @@ def test_bytes_are_seen_where_pieces_of_a_file_meet(
             assert scan_file(file, keys).positions == {0: start}
 
 
+def test_a_key_that_begins_or_ends_in_a_hole_of_a_sparse_file_is_seen(log: KafkaLog) -> None:
+    path, size = directory(log) / "kl-sparse", 1 << 40
+    with path.open("wb") as file:
+        file.write(b"x" * (4096 - len(KEY)) + KEY)
+        file.truncate(size)
+        file.seek(size)
+        file.write(KEY + b"x" * 99)
+    (file,) = (each for each in topic_files(directory_log_of(log), "t") if each.path == path)
+    found = scan_file(file, ErasedKeys([KEY + bytes(9), bytes(9) + KEY])).positions
+    assert found == {0: 4096 - len(KEY), 1: size - 9}
+
+
 @pytest.mark.parametrize("others", [0, 15, 16, 500])
 def test_one_of_many_keys_is_seen(log: KafkaLog, others: int) -> None:
     keys = [*(b"user-%06d" % n for n in range(others)), KEY, b"\xff" * 20, b"short"]

@@ -36,7 +36,7 @@ help: ## show this list
 
 setup: $(READY) ## install what is missing: gcc, Java and venv (as root), then .venv and the package
 
-peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, a schema registry, older releases of Spark, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
+peers: $(PEERS) ## fetch Kafka, Spark's connector, Delta, Iceberg, a schema registry, older releases of Spark, versitygw, azurite into .peers/ (Maven, Go, npm; root installs the first two)
 
 demo-setup: $(DEMO_READY) ## install what the demo needs: gcc, Java and venv (as root), then .venv and the package
 

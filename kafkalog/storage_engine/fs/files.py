@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, ParamSpec, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, ParamSpec, TypeAlias, TypeVar, cast
 
 from kafkalog.errors import StorageError
 from kafkalog.storage_engine.format import layout

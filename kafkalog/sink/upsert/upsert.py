@@ -32,7 +32,7 @@ from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
-from kafkalog.values.record_form import DocumentArguments
+from kafkalog.values.record_form import DocumentArguments, document_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -191,6 +191,7 @@ class Upsert(ABC):
         if on_new_column not in {"fail", "add"}:
             raise InvalidInputError(f'on_new_column is "fail" or "add", not {on_new_column!r}')
         self.bad_records = BadRecords.parse(on_bad_record, fspath(path))
+        given = document_arguments(documents, UpsertArguments)
         self.shape = RowShape(
             select=select,
             schema=schema,
@@ -198,7 +199,7 @@ class Upsert(ABC):
             key=key,
             leaves_out_bad=self.bad_records.are_left_out,
             version=version,
-            **documents,
+            **given,
         )
         self.delete_retention_ms = whole_number("delete_retention_ms", delete_retention_ms)
         if delete_retention_ms < 0:

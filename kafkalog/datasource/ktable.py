@@ -13,7 +13,6 @@ from typing import (
     Self,
     TypeVar,
     Unpack,
-    cast,
     overload,
 )
 
@@ -22,7 +21,7 @@ from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.place import opened_for_spark, spark_path
 from kafkalog.values.columns import columns_of
 from kafkalog.values.decoded_value import avro_document, json_document
-from kafkalog.values.record_form import DocumentArguments, RecordForm
+from kafkalog.values.record_form import DocumentArguments, RecordForm, document_arguments
 from kafkalog.values.row_version import DELETE_RETENTION_MS
 
 if TYPE_CHECKING:
@@ -170,10 +169,10 @@ class KTable:
         is_table: bool = False,
     ) -> DataFrame:
         """Return records with the fields of their documents; JSON that does not parse is null."""
-        given = {name: each for name, each in documents.items() if each is not None}
+        given = document_arguments(documents)
         if not given:
             return frame
-        form = RecordForm.of(is_strict=bad_column is not None, **cast("DocumentArguments", given))
+        form = RecordForm.of(is_strict=bad_column is not None, **given)
         return columns_of(
             frame,
             form,

@@ -20,7 +20,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kafkalog.datasource.columns import arrow_schema
 from kafkalog.datasource.offsets import Offsets, TopicPartition
@@ -42,7 +42,7 @@ from kafkalog.tables.table_moment import (
 )
 from kafkalog.tables.table_place import TablePlace, table_place
 from kafkalog.values.columns import columns_of
-from kafkalog.values.record_form import DocumentArguments, RecordForm
+from kafkalog.values.record_form import DocumentArguments, RecordForm, document_arguments
 from kafkalog.values.row_version import check_has_no_events, checked_retention
 from kafkalog.values.schema_registry import SchemaRegistry
 from kafkalog.values.spark_sql import quoted
@@ -134,7 +134,7 @@ class MaterializedTable:
         self.options = dict(options)
         self._spark = spark
         self._select = select
-        self._documents = {name: each for name, each in documents.items() if each is not None}
+        self._documents = document_arguments(documents)
         self._views: set[str] = set()
         check_has_no_events(version, has_events="envelope" in self._documents)
         retention_ms = checked_retention(delete_retention_ms)
@@ -420,7 +420,7 @@ class MaterializedTable:
         """Return records with the columns that `KTable.df` has, and the readers' schemas."""
         if not self._documents:
             return rows, []
-        form = RecordForm.of(is_strict=False, **cast("DocumentArguments", self._documents))
+        form = RecordForm.of(is_strict=False, **self._documents)
         return columns_of(rows, form, topics=[self.topic], is_table=True), form.readers()
 
     # --- writing ---------------------------------------------------------------------------------

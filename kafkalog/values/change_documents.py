@@ -34,7 +34,7 @@ class JsonChanges:
         self._row = row
         self._column = column
         schema = envelope.json_schema(row, is_key=column == "key")
-        self._documents = JsonDocuments(schema, column, options=options)
+        self._documents = JsonDocuments(schema, column, options=options, form=row)
 
     def names(self) -> list[str]:
         """Return the fields of the rows."""
@@ -43,10 +43,13 @@ class JsonChanges:
 
     def decoded(self, df: DataFrame) -> DataFrame:
         """Return `df` with rows in the column, null for none, and with reasons in `kl_bad`."""
-        frame = self._documents.decoded(df)
+        text = f"kl_{self._column}_whole"
+        frame = self._documents.decoded(df.withColumn(text, self._documents.text()))
         if self._column == "key":
-            return self._envelope.json_keys(frame, self._row, self._column)
-        return self._envelope.json_rows(frame, self._row, self._column)
+            frame = self._envelope.json_keys(frame, self._row, text, self._column)
+        else:
+            frame = self._envelope.json_rows(frame, self._row, text, self._column)
+        return frame.drop(text)
 
 
 class AvroChanges:

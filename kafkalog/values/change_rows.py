@@ -36,7 +36,7 @@ class RowField:
     kind: DataType
     typed: Typed
     about: Column | None = None
-    hint: Callable[[Column | None], Column] | None = None
+    hint: Callable[[Column, Column | None], Column] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class ChangeRows:
     placeholder: bytes
     added: dict[str, Column] = field(default_factory=dict)
     unavailable_column: str | None = None
+    foreign: Column | None = None
+    """Why a document without any value in the fields is no row; None if it always is one."""
 
     def applied(self, df: DataFrame, column: str) -> DataFrame:
         """Return `df` with the row in a column, null for none, and with reasons in `kl_bad`.
@@ -132,9 +134,8 @@ class ChangeRows:
                 F.format_string("the event of op %s has no row after the change", self.op),
             )
             .when(
-                self.op.isNull() & is_nothing & ~self.is_marked_deleted,
-                "the value is neither a change event nor a row (expected op and after, or a field "
-                "of the row)",
+                is_nothing & ~self._is_deleted(),
+                F.lit(None).cast("string") if self.foreign is None else self.foreign,
             )
         )
 
@@ -158,7 +159,7 @@ def _misfit(fields: Sequence[RowField], missing: Sequence[Column]) -> Column:
     for each, is_missing in zip(fields, missing, strict=True):
         is_lost = each.written.isNotNull() & F.col(_ROW)[each.name].isNull()
         found = F.substring(each.written.cast("string"), 1, 40)
-        hint = F.lit("") if each.hint is None else each.hint(each.about)
+        hint = F.lit("") if each.hint is None else each.hint(each.written, each.about)
         name = each.name.replace("%", "%%")
         words = f"the field {name} does not fit its column (found %s%s)"
         told = F.when(is_lost & ~is_missing, F.format_string(words, found, hint))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Unpack
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import BAD, raised
-from kafkalog.values.record_form import RecordForm, names_in
+from kafkalog.values.record_form import (
+    DocumentArguments,
+    RecordForm,
+    document_arguments,
+    names_in,
+)
 from kafkalog.values.spark_avro import comparison
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
-
-    from kafkalog.values.debezium import Debezium
-    from kafkalog.values.schema_registry import SchemaRegistry
 
 _SIDES: Final = ("key", "value")
 
@@ -24,17 +25,9 @@ _SIDES: Final = ("key", "value")
 def value_columns(
     df: DataFrame,
     *,
-    json: StructType | str | None = None,
-    avro: str | SchemaRegistry | None = None,
-    key_json: StructType | str | None = None,
-    key_avro: str | SchemaRegistry | None = None,
-    reader: str | None = None,
-    key_reader: str | None = None,
-    subject: str | None = None,
-    key_subject: str | None = None,
-    envelope: Debezium | str | None = None,
     bad_column: str | None = None,
     options: Mapping[str, str] | None = None,
+    **documents: Unpack[DocumentArguments],
 ) -> DataFrame:
     """Return `df` with the fields of its documents as columns in place of `value`, and of `key`.
 
@@ -67,7 +60,8 @@ def value_columns(
     would read as other values (a decimal of another scale, a time of another unit), and if Spark's
     Avro package is not on the class path; SchemaNotFoundError, SchemaRegistryError.
     """
-    if json is None and avro is None and key_json is None and key_avro is None:
+    arguments = document_arguments(documents)
+    if arguments.keys().isdisjoint({"json", "avro", "key_json", "key_avro"}):
         raise InvalidInputError(
             "value_columns: give either json= (a Spark schema) or avro= (an Avro schema)"
         )
@@ -77,17 +71,7 @@ def value_columns(
         raise InvalidInputError(f"value_columns: mode is PERMISSIVE or FAILFAST, not {mode}")
     is_lenient = mode == "PERMISSIVE" and bad_column is None
     form = RecordForm.of(
-        json=json,
-        avro=avro,
-        key_json=key_json,
-        key_avro=key_avro,
-        reader=reader,
-        key_reader=key_reader,
-        subject=subject,
-        key_subject=key_subject,
-        envelope=envelope,
-        options=given,
-        is_strict=mode == "FAILFAST" or bad_column is not None,
+        options=given, is_strict=mode == "FAILFAST" or bad_column is not None, **arguments
     )
     return columns_of(df, form, bad_column=bad_column, is_lenient=is_lenient)
 

@@ -26,16 +26,21 @@ VARIABLE_SCALE: Final = f"{DEBEZIUM}data.VariableScaleDecimal"
 MILLIS: Final = (f"{DEBEZIUM}time.Timestamp", f"{CONNECT}Timestamp")
 MICROS: Final = f"{DEBEZIUM}time.MicroTimestamp"
 NANOS: Final = f"{DEBEZIUM}time.NanoTimestamp"
-LITERALS: Final = ("string", "double", "bytes", "hex", "base64-url-safe")
+BYTES_AS_TEXT: Final = ("hex", "base64-url-safe")
+"""Ways of `binary.handling.mode`, which Connect's schema calls `string`."""
+LITERALS: Final = ("string", "double", "bytes", *BYTES_AS_TEXT)
 """What a column may say of how its values are written."""
 
 _TEXTS: Final = ("string", "double", "float", "int8", "int16", "int32", "int64")
 """How Connect writes a number that is no Decimal."""
-_NUMBER: Final = r"^[-+]?[0-9]+(\.[0-9]+([eE][-+]?[0-9]+)?)?$"
+_NUMBER: Final = r"^[-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _WHOLE: Final = r"^-?[0-9]+$"
-_DATE: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}(Z|[+]00:?00)?$"
-_LOCAL: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|[+]00:?00)?$"
-_ZONED: Final = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]+(Z|[-+][0-9]{2}:?[0-9]{2})$"
+_DAY: Final = "^(?!0000)[0-9]{4}-[0-9]{2}-[0-9]{2}"
+_CLOCK: Final = r"T[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]{1,6}0*)?)?"
+"""A time of day with the digits that Spark has: it cuts off more of them."""
+_DATE: Final = f"{_DAY}(Z|[+]00:?00)?$"
+_LOCAL: Final = f"{_DAY}{_CLOCK}(Z|[+]00:?00)?$"
+_ZONED: Final = f"{_DAY}{_CLOCK}(Z|[-+][0-9]{{2}}:?[0-9]{{2}})$"
 _DAYS: Final = (-719162, 2932896)
 _MICROSECONDS: Final = (-62135596800000000, 253402300799999999)
 """The years 1 to 9999, which Spark's types have."""
@@ -56,6 +61,8 @@ class Meaning:
     name: Column
     literal: Column
     scale: Column
+    is_quoted: Column
+    """Whether JSON has it in quotes."""
 
 
 def converted(df: DataFrame, conversions: Sequence[Conversion]) -> tuple[DataFrame, list[Column]]:
@@ -138,6 +145,10 @@ def from_avro(value: Column, kind: DataType, name: str) -> Conversion:
         return _moment(value, is_local=name.endswith("IsoTimestamp"))
     if name == f"{DEBEZIUM}time.IsoDate":
         return _iso_date(value)
+    if isinstance(kind, T.DateType):
+        return F.when(F.datediff(value, F.lit("1970-01-01").cast("date")).between(*_DAYS), value)
+    if isinstance(kind, T.TimestampType):
+        return F.when(F.unix_micros(value).between(*_MICROSECONDS), value)
     return value
 
 
@@ -214,16 +225,18 @@ def _binary(text: Column, meaning: Meaning) -> Column:
 def _decimal(text: Column, kind: DecimalType, meaning: Meaning) -> Conversion:
     """Return a decimal, written in one of the ways of `decimal.handling.mode`.
 
-    Text that may be digits, or bytes in base64, is neither unless the meaning is known.
+    A number of JSON is itself, as with `decimal.format=NUMERIC`. Text that may be digits, or bytes
+    in base64, is neither unless the meaning is known.
     """
     from pyspark.sql import functions as F
 
     no = F.lit(False)
     is_bytes = F.coalesce((meaning.name == DECIMAL) | (meaning.literal == "bytes"), no)
     is_text = F.coalesce(meaning.literal.isin(*_TEXTS), no)
-    is_either = text.rlike(r"^[+0-9]+$") & (F.length(text) % 4 == 0)
+    is_either = text.rlike(r"^[+0-9eE]+$") & (F.length(text) % 4 == 0)
     way = yield (
         F.when(text.startswith("{"), "structure")
+        .when(~meaning.is_quoted, "text")
         .when(is_bytes, "bytes")
         .when(is_text | (text.rlike(_NUMBER) & ~is_either), "text")
         .when(~text.rlike(_NUMBER), "bytes")
@@ -290,5 +303,8 @@ def _exact(text: Column, kind: DecimalType) -> Column:
     """Return the decimal of a number's text; null if it has more digits than the type."""
     from pyspark.sql import functions as F
 
-    fraction = F.regexp_extract(text, r"\.([0-9]*?)0*$", 1)
-    return F.when(F.length(fraction) <= kind.scale, text.try_cast(kind))
+    fraction = F.regexp_extract(text, r"\.([0-9]*?)0*([eE]|$)", 1)
+    power = F.regexp_extract(text, r"[eE]([-+]?[0-9]+)$", 1).try_cast("int")
+    digits = F.length(fraction) - F.coalesce(power, F.lit(0))
+    is_zero = ~text.rlike("^[^eE]*[1-9]")
+    return F.when(is_zero | (digits <= kind.scale), text.try_cast(kind))

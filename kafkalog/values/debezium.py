@@ -14,6 +14,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.values.avro_schema import AvroType
 from kafkalog.values.change_rows import ChangeRows, RowField
 from kafkalog.values.connect_types import (
+    BYTES_AS_TEXT,
     CONNECT,
     DEBEZIUM,
     LITERALS,
@@ -31,13 +32,15 @@ if TYPE_CHECKING:
 
 
 PLACEHOLDER: Final = "__debezium_unavailable_value"
-_OF_EVENT: Final = frozenset({"op", "after", "source", "payload", "schema"})
+_STRUCTS: Final = ("source", "transaction")
+"""Structs of an event; an added field is one of `source` unless it names the struct."""
+_OF_EVENT: Final = frozenset({"op", "after", *_STRUCTS, "payload", "schema"})
 """Fields of an event; a row that is in no event is not looked for under these names."""
 _AT_TOP: Final = frozenset({"op", "ts_ms", "ts_us", "ts_ns"})
 _LONGS: Final = frozenset(
-    {"ts_ms", "ts_us", "ts_ns", "lsn", "xmin", "txId", "pos", "row", "server_id", "thread"}
+    {"ts_ms", "ts_us", "ts_ns", "lsn", "xmin", "pos", "row", "server_id", "thread"}
 )
-"""Fields of an event that are numbers; the others are text."""
+"""Fields of an event that are numbers; the others are text. Oracle's `txId` is text."""
 _EVENT: Final = "kl_event"
 _DELETED: Final = "__deleted"
 _OP: Final = "__op"
@@ -59,12 +62,14 @@ class Debezium:
     In JSON a field's type in Connect is in the event's `schema`, where it has one. Else a COMMENT
     of the column says it: `at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp'`; for
     decimals also `string` or `double`, for bytes `hex` or `base64-url-safe`, as the connector's
-    handling modes are called.
+    handling modes are called. Decimals and moments inside of arrays and structs are refused:
+    declare them as what is written there.
 
     Args:
         add_fields: Fields of the event that become columns, as ExtractNewRecordState's `add.fields`
-            makes them: `op` becomes `__op`, `lsn` becomes `__lsn`, and `source.ts_ms` becomes
-            `__source_ts_ms`. An unwrapped row has them if the connector added them.
+            makes them: `op` becomes `__op`, `lsn` becomes `__lsn`, `source.ts_ms` becomes
+            `__source_ts_ms`, and `transaction.id` becomes `__transaction_id`. An unwrapped row has
+            them if the connector added them.
         placeholder: The connector's `unavailable.value.placeholder`, which stands for a value that
             the database did not give: it is large, and did not change. An upsert keeps the value
             of the row before. Elsewhere a record with one is bad.
@@ -81,6 +86,12 @@ class Debezium:
             raise InvalidInputError(
                 f"Debezium: expected a list as add_fields, found the text {self.add_fields!r}"
             )
+        for given in self.add_fields:
+            if given not in _AT_TOP and _place_of(given)[0] not in _STRUCTS:
+                raise InvalidInputError(
+                    f"Debezium: add_fields has {given!r} (expected op, ts_ms, ts_us, ts_ns, or a "
+                    "field of source or transaction, as in transaction.id)"
+                )
 
     def added_names(self) -> list[str]:
         """Return the names of the added columns."""
@@ -90,9 +101,9 @@ class Debezium:
     def avro_names(self, reader: Any, *, is_key: bool = False) -> list[str]:
         """Return the fields of the rows that `avro_rows` or `avro_keys` makes."""
         kind = AvroType(reader)
-        of_event = _avro_fields(kind, kind.record())
         if is_key:
-            return list(of_event)
+            return list(_avro_key(kind))
+        of_event = _avro_fields(kind, kind.record())
         if {"op", "after"} <= of_event.keys():
             return [*_avro_fields(kind, of_event["after"]), *self.added_names()]
         names = [name for name in of_event if name != _DELETED]
@@ -102,6 +113,7 @@ class Debezium:
         """Return the schema with which `from_json` decodes documents, given that of their rows."""
         from pyspark.sql.types import StringType, StructField, StructType
 
+        _check_nested(row)
         fields = [StructField(each.name, _kind_in_json(each.dataType)) for each in row]
         body = fields
         if not is_key:
@@ -117,11 +129,13 @@ class Debezium:
             schema.add("schema", StructType.fromDDL(_SCHEMA))
         return schema
 
-    def json_rows(self, df: DataFrame, row: StructType, column: str = "value") -> DataFrame:
+    def json_rows(
+        self, df: DataFrame, row: StructType, text: str, column: str = "value"
+    ) -> DataFrame:
         """Return `df` with rows in a column of documents that `json_schema` has decoded.
 
-        `df` has the reasons of bad records in `kl_bad`, and gets more; a row is null for a deletion
-        and for a bad record.
+        `text` is the column with the documents themselves. `df` has the reasons of bad records in
+        `kl_bad`, and gets more; a row is null for a deletion and for a bad record.
         """
         from pyspark.sql import functions as F
 
@@ -129,7 +143,6 @@ class Debezium:
         df = _body(df, schema, column)
         event = F.col(_EVENT)
         op, after = event["op"], event["after"]
-        # Spark drops what is not read: a frame whose columns all have a COMMENT has no schema.
         said = F.col(column)["schema"]["fields"] if "schema" in schema.fieldNames() else None
         fields: list[RowField] = []
         for each in row:
@@ -153,11 +166,14 @@ class Debezium:
             has_after=after.isNotNull(),
             is_deleted=_is_deleted(marks),
             added=added,
+            foreign=_foreign(row, F.col(text), op),
         )
         return rows.applied(df, column).drop(_EVENT)
 
-    def json_keys(self, df: DataFrame, row: StructType, column: str = "key") -> DataFrame:
-        """Return `df` with the fields of keys, which are in no event, in a column of documents."""
+    def json_keys(
+        self, df: DataFrame, row: StructType, text: str, column: str = "key"
+    ) -> DataFrame:
+        """Return `df` with the fields of keys, which are in no event, as `json_rows` has them."""
         from pyspark.sql import functions as F
 
         schema = self.json_schema(row, is_key=True)
@@ -170,7 +186,15 @@ class Debezium:
             )
             for each in row
         ]
-        rows = self._rows(event, fields, op=_nothing(), has_after=no, is_deleted=no, is_key=True)
+        rows = self._rows(
+            event,
+            fields,
+            op=_nothing(),
+            has_after=no,
+            is_deleted=no,
+            is_key=True,
+            foreign=_foreign(row, F.col(text), None),
+        )
         return rows.applied(df, column).drop(_EVENT)
 
     def avro_rows(self, df: DataFrame, reader: Any, column: str = "value") -> DataFrame:
@@ -184,8 +208,14 @@ class Debezium:
         kind = AvroType(reader)
         document, no = F.col(column), F.lit(False)
         of_event = _avro_fields(kind, kind.record())
+        if not of_event:
+            raise InvalidInputError(
+                f"envelope=: expected the Avro schema of change events or of rows, found {reader!r}"
+            )
         decoded: Any = df.schema[column].dataType
         if {"op", "after"} <= of_event.keys():
+            for given in self.add_fields:
+                _check_in_avro(kind, of_event, given)
             after = document["after"]
             of_row = _avro_fields(kind, of_event["after"])
             fields = _avro_row(after, of_row, decoded["after"].dataType)
@@ -217,7 +247,7 @@ class Debezium:
         kind = AvroType(reader)
         document, no = F.col(column), F.lit(False)
         decoded: Any = df.schema[column].dataType
-        fields = _avro_row(document, _avro_fields(kind, kind.record()), decoded)
+        fields = _avro_row(document, _avro_key(kind), decoded)
         rows = self._rows(document, fields, op=_nothing(), has_after=no, is_deleted=no, is_key=True)
         return rows.applied(df, column)
 
@@ -231,6 +261,7 @@ class Debezium:
         is_deleted: Column,
         added: Mapping[str, Column] | None = None,
         is_key: bool = False,
+        foreign: Column | None = None,
     ) -> ChangeRows:
         content = self.placeholder.encode()
         if self.placeholder.startswith("hex:"):
@@ -244,6 +275,7 @@ class Debezium:
             content,
             dict(added or {}),
             None if is_key else self.unavailable_column,
+            foreign,
         )
 
     def _event_fields(self) -> list[StructField]:
@@ -251,10 +283,14 @@ class Debezium:
         from pyspark.sql.types import StructField, StructType
 
         top = [each for each in self.add_fields if each in _AT_TOP - {"op"}]
-        inside = [each.rpartition(".")[2] for each in self.add_fields if each not in _AT_TOP]
         fields = [StructField(each, _kind_of_added(each)) for each in top]
-        source = [StructField(each, _kind_of_added(each)) for each in dict.fromkeys(inside)]
-        return [*fields, StructField("source", StructType(source))] if source else fields
+        inside = dict.fromkeys(_place_of(each) for each in self.add_fields if each not in _AT_TOP)
+        for struct in _STRUCTS:
+            names = [name for where, name in inside if where == struct]
+            if names:
+                its = [StructField(name, _kind_of_added(name)) for name in names]
+                fields.append(StructField(struct, StructType(its)))
+        return fields
 
 
 def _body(df: DataFrame, schema: StructType, column: str) -> DataFrame:
@@ -269,37 +305,107 @@ def _body(df: DataFrame, schema: StructType, column: str) -> DataFrame:
 
 
 def _json_field(field: StructField, written: Column, about: Column | None) -> RowField:
-    """Return a field of a row; what its COMMENT says of it goes before Connect's schema."""
+    """Return a field of a row; Connect's schema says what it means, and without it the COMMENT."""
     from pyspark.sql import functions as F
+    from pyspark.sql.types import DecimalType
 
     kind = field.dataType
     if not is_encoded(kind):
         return RowField(field.name, written, kind, lambda value, _: as_it_is(value))
+    is_variant = isinstance(kind, DecimalType)
+    if is_variant:
+        written = F.when(~F.is_variant_null(written), written)
     comment = (field.metadata or {}).get("comment")
     is_name = isinstance(comment, str) and comment.startswith((DEBEZIUM, CONNECT))
-    name = comment if is_name else None
-    literal = comment if comment in LITERALS else None
-    is_said = name is not None or literal is not None or not needs_meaning(kind)
+    name = F.lit(comment if is_name else None).cast("string")
+    literal = F.lit(comment if comment in LITERALS else None).cast("string")
 
-    def meaning(about: Column | None) -> Meaning:
-        if about is None:
-            no_scale = F.lit(None).cast("int")
-            return Meaning(F.lit(name).cast("string"), F.lit(literal).cast("string"), no_scale)
-        return Meaning(about["name"], about["type"], about["scale"].try_cast("int"))
+    def meaning(value: Column, about: Column | None) -> Meaning:
+        is_quoted = F.schema_of_variant(value) == "STRING" if is_variant else F.lit(True)
+        if about is None:  # of a date, which says itself what it is
+            return Meaning(name, literal, F.lit(None).cast("int"), is_quoted)
+        of_schema = about["type"]
+        is_open = of_schema.isNull()
+        # A number may be a time to its reader alone, and text may have bytes in several ways.
+        its_name = F.when(is_open | of_schema.startswith("int"), name)
+        its_literal = F.when(is_open, literal)
+        if comment in BYTES_AS_TEXT:
+            its_literal = F.when(is_open | (of_schema == "string"), literal)
+        return Meaning(
+            F.coalesce(about["name"], its_name),
+            F.coalesce(its_literal, of_schema),
+            about["scale"].try_cast("int"),
+            is_quoted,
+        )
 
-    def hint(about: Column | None) -> Column:
-        known = meaning(about)
+    def hint(value: Column, about: Column | None) -> Column:
+        known = meaning(value, about)
         unknown = F.lit("unknown in Connect: give the column a COMMENT that says it")
-        return F.concat(F.lit(", its type is "), F.coalesce(known.name, known.literal, unknown))
+        its_type = F.concat(F.lit(", its type is "), F.coalesce(known.name, known.literal, unknown))
+        return F.when(known.is_quoted, its_type).otherwise("")
 
     return RowField(
         field.name,
         written,
         _kind_in_json(kind),
-        lambda value, about: from_text(value, kind, meaning(about)),
-        None if is_said else about,
+        lambda value, about: from_text(value.cast("string"), kind, meaning(value, about)),
+        about if needs_meaning(kind) else None,
         hint if needs_meaning(kind) else None,
     )
+
+
+def _foreign(row: StructType, text: Column, op: Column | None) -> Column:
+    """Return why a JSON document without any value is no row: it has none of the fields' names.
+
+    `op` is that of its event; None for a key. Letter case counts, as in JSON.
+    """
+    from pyspark.sql import functions as F
+
+    def part(path: str) -> Column:
+        return F.get_json_object(text, path)
+
+    alone = F.coalesce(part("$.payload"), text)
+    body, words = alone, F.lit("the key has")
+    if op is not None:
+        in_event = F.coalesce(part("$.payload.after"), part("$.after"))
+        body = F.when(op.isNotNull(), in_event).otherwise(alone)
+        words = F.when(op.isNotNull(), "the row in the event has").otherwise(
+            "the value is neither a change event nor a row: it has"
+        )
+    names = F.coalesce(F.json_object_keys(body), F.array().cast("array<string>"))
+    listed = ", ".join(row.fieldNames())
+    reason = F.format_string(
+        "%s none of the columns (expected a field of %s, found %s)",
+        words,
+        F.lit(listed if len(listed) <= 200 else f"{listed[:200]}..."),
+        F.when(F.size(names) > 0, F.substring(F.array_join(names, ", "), 1, 200)).otherwise("none"),
+    )
+    return F.when(~F.arrays_overlap(names, F.array(*map(F.lit, row.fieldNames()))), reason)
+
+
+def _check_nested(row: StructType) -> None:
+    """Raise InvalidInputError for types inside of others whose values say not what they mean."""
+    from pyspark.sql import types as T
+
+    def parts(kind: DataType) -> list[DataType]:
+        if isinstance(kind, T.ArrayType):
+            return [kind.elementType]
+        if isinstance(kind, T.MapType):
+            return [kind.keyType, kind.valueType]
+        return [each.dataType for each in kind] if isinstance(kind, T.StructType) else []
+
+    for field in row:
+        waiting = parts(field.dataType)
+        while waiting:
+            kind = waiting.pop()
+            waiting += parts(kind)
+            if needs_meaning(kind) and not isinstance(kind, T.BinaryType):
+                found = kind.simpleString()
+                raise InvalidInputError(
+                    f"envelope=: the column {field.name} has a {found} inside (expected text or "
+                    f"numbers there, found {field.dataType.simpleString()}). Debezium writes it as "
+                    "such, and only the top of a row is converted. Declare what is written."
+                )
 
 
 def _of_schema(schema: Column, name: str) -> Column:
@@ -320,8 +426,10 @@ def _in_after(schema: Column, name: str) -> Column:
 
 def _kind_in_json(kind: DataType) -> DataType:
     """Return the type of what is written: text, if JSON has no form for the type."""
-    from pyspark.sql.types import StringType
+    from pyspark.sql.types import DecimalType, StringType, VariantType
 
+    if isinstance(kind, DecimalType):
+        return VariantType()  # which keeps whether there are quotes
     return StringType() if is_encoded(kind) else kind
 
 
@@ -331,6 +439,24 @@ def _avro_fields(kind: AvroType, node: Any) -> dict[str, Any]:
     if not isinstance(record, Mapping):
         return {}
     return {each["name"]: _not_null(kind, each["type"]) for each in record.get("fields", ())}
+
+
+def _avro_key(kind: AvroType) -> dict[str, Any]:
+    """Return the types of a key's fields; a key that is not a record is one, called `key`."""
+    return _avro_fields(kind, kind.record()) or {"key": _not_null(kind, kind.tree)}
+
+
+def _check_in_avro(kind: AvroType, event: Mapping[str, Any], given: str) -> None:
+    """Raise InvalidInputError for an added field that an event's schema does not have."""
+    fields, name = event, given
+    if given not in _AT_TOP:
+        struct, name = _place_of(given)
+        fields = _avro_fields(kind, event.get(struct))
+    if name not in fields:
+        raise InvalidInputError(
+            f"Debezium: add_fields has {given!r}, which the events' schema has not (found "
+            f"{', '.join(fields) or 'no such struct'})"
+        )
 
 
 def _not_null(kind: AvroType, node: Any) -> Any:
@@ -369,7 +495,16 @@ def _is_deleted(marks: Mapping[str, Column]) -> Column:
 
 
 def _in_event(event: Column, given: str) -> Column:
-    return event[given] if given in _AT_TOP else event["source"][given.rpartition(".")[2]]
+    if given in _AT_TOP:
+        return event[given]
+    struct, name = _place_of(given)
+    return event[struct][name]
+
+
+def _place_of(given: str) -> tuple[str, str]:
+    """Return the struct and the name of an added field."""
+    struct, _, name = given.rpartition(".")
+    return struct or "source", name
 
 
 def _added_name(given: str) -> str:

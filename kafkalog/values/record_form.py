@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypedDict, Unpack
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, cast
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.bad_values import with_reason
@@ -35,6 +36,22 @@ class DocumentArguments(TypedDict, total=False):
     subject: str | None
     key_subject: str | None
     envelope: Debezium | str | None
+
+
+def document_arguments(
+    given: Mapping[str, Any], known: type[DocumentArguments] = DocumentArguments
+) -> DocumentArguments:
+    """Return the arguments that have a value; raises InvalidInputError for another name.
+
+    `known` has all arguments of the caller, for what may have been meant.
+    """
+    for name in given:
+        if name not in DocumentArguments.__annotations__:
+            names = sorted(known.__annotations__)
+            meant = get_close_matches(name, names, 1)
+            expected = f"{meant[0]}=" if meant else f"one of {', '.join(names)}"
+            raise InvalidInputError(f"there is no argument {name}= (expected {expected})")
+    return cast("DocumentArguments", {n: each for n, each in given.items() if each is not None})
 
 
 class Documents(Protocol):
@@ -68,7 +85,7 @@ class RecordForm:
         unavailable_column: str | None = None,
         **given: Unpack[DocumentArguments],
     ) -> RecordForm:
-        """Return the form by the arguments of `value_columns`; raises InvalidInputError.
+        """Return the form by `document_arguments`; raises InvalidInputError.
 
         With `refuses_null_keys` a record is bad if a field of its key is null. An envelope that
         names no column for the fields without a value gets `unavailable_column`.

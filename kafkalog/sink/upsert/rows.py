@@ -10,13 +10,18 @@ import functools
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.upsert.kept_values import KEPT, filled
 from kafkalog.sink.upsert.latest import latest_per_key, latest_rows, with_keys
 from kafkalog.values.bad_values import BAD
-from kafkalog.values.record_form import DocumentArguments, RecordForm, names_in
+from kafkalog.values.record_form import (
+    DocumentArguments,
+    RecordForm,
+    document_arguments,
+    names_in,
+)
 from kafkalog.values.row_marks import check_mark, deletion_column, is_bad, marks_deletion
 from kafkalog.values.row_version import check_has_no_events, check_version, lacks_version
 from kafkalog.values.spark_sql import fields_of, quoted
@@ -120,8 +125,7 @@ class RowShape:
             self._keys = [key] if isinstance(key, str) else list(key)
         else:
             self._keys = []
-        given = {name: each for name, each in documents.items() if each is not None}
-        self._documents = cast("DocumentArguments", given)
+        self._documents = document_arguments(documents)
         self._form: RecordForm | None = None
         if (select is not None) + (schema is not None) + bool(self._documents) > 1:
             raise InvalidInputError(

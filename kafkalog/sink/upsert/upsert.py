@@ -31,7 +31,7 @@ from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
 from kafkalog.storage_engine.fs import clock
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
-from kafkalog.values.record_form import DocumentArguments
+from kafkalog.values.record_form import DocumentArguments, document_arguments
 from kafkalog.values.row_version import DELETE_RETENTION_MS, checked_retention
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ class Upsert(ABC):
         if on_new_column not in {"fail", "add"}:
             raise InvalidInputError(f'on_new_column is "fail" or "add", not {on_new_column!r}')
         self.bad_records = BadRecords.parse(on_bad_record, fspath(path))
+        given = document_arguments(documents, UpsertArguments)
         self.shape = RowShape(
             select=select,
             schema=schema,
@@ -196,7 +197,7 @@ class Upsert(ABC):
             key=key,
             leaves_out_bad=self.bad_records.are_left_out,
             version=version,
-            **documents,
+            **given,
         )
         self.delete_retention_ms = checked_retention(delete_retention_ms)
         self.adds_columns = on_new_column == "add"

@@ -220,6 +220,46 @@ def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
     )
 
 
+def test_nothing_is_cut_or_outside_of_sparks_years(spark: Any) -> None:
+    zoned = {"type": "string", "connect.name": "io.debezium.time.ZonedTimestamp"}
+    days = {"type": "int", "logicalType": "date", "connect.name": f"{types.CONNECT}Date"}
+    optional = [
+        {"name": name, "type": ["null", kind], "default": None}
+        for name, kind in (("at", zoned), ("day", days))
+    ]
+    schema = {"type": "record", "name": "Value", "fields": optional}
+    as_days = json.loads(json.dumps(schema).replace(', "logicalType": "date"', ""))
+    rows = [
+        *({"at": f"2018-06-20T13:37:03.{digits}Z"} for digits in ("1234560", "1234567")),
+        *({"day": number} for number in (2932896, 2147483647)),
+        {"at": None},
+    ]
+    values = [framed(7, as_days, {"at": None, "day": None, **row}) for row in rows]
+    frame = spark.createDataFrame([(bytearray(value),) for value in values], "value binary")
+    found = kafkalog.value_columns(
+        frame, avro=values_session.given({7: schema}), envelope="debezium", bad_column="bad"
+    )
+    reasons = [row.bad for row in found.collect()]
+    assert [reason is None for reason in reasons] == [True, False, True, False, True]
+
+
+def test_a_key_that_is_no_record_is_one_column(spark: Any) -> None:
+    value, key = framed(7, ROW, ANN), framed(3, "long", 5)
+    frame = spark.createDataFrame([(bytearray(key), bytearray(value))], "key binary, value binary")
+    found = kafkalog.value_columns(
+        frame,
+        avro=values_session.given({7: ROW}),
+        key_avro=values_session.given({3: "long"}),
+        envelope="debezium",
+    )
+    assert [(row.key, row.id) for row in found.collect()] == [(5, 1)]
+    with pytest.raises(InvalidInputError, match="expected the Avro schema of change events or"):
+        decoded(spark, "string", "x")
+    unknown = kafkalog.Debezium(add_fields=["source.scn"])
+    with pytest.raises(InvalidInputError, match=r"add_fields has 'source\.scn', which the events"):
+        decoded(spark, event_schema(ROW), event("c", ANN), envelope=unknown)
+
+
 def test_an_upsert_follows_a_table_by_its_events(spark: Any, tmp_path: Path) -> None:
     key = {"type": "record", "name": "Key", "fields": [{"name": "id", "type": "int"}]}
     schema = event_schema(ROW)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import kafkalog
+from kafkalog.errors import InvalidInputError
 from tests import debezium_types as types
 from tests.log_place import log_in
 
@@ -98,6 +99,9 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) ->
         ({"op": "m", "source": SOURCE, "message": {}}, nothing, "op m changes no row"),
         (event("c", None), nothing, "the event of op c has no row after the change"),
         ({"heartbeat": 1}, nothing, "the value is neither a change event nor a row"),
+        (event("c", {"ID": 1}), nothing, "the row in the event has none of the columns"),
+        (event("c", {}), nothing, "the row in the event has none of the columns"),
+        ({"name": None}, nothing, None),
         (event("c", ANN | {"balance": "!"}), nothing, "the field balance does not fit its column"),
         (event("c", ANN | {"id": "x"}), nothing, "the value is not a JSON document"),
     ]
@@ -106,6 +110,70 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) ->
         bad = each.pop("bad")
         assert (each, bad is None) == (row, reason is None), (document, bad)
         assert reason is None or bad.startswith(reason), (document, bad)
+
+
+DECIMAL = f"{types.CONNECT}Decimal"
+ZONED = "timestamp COMMENT 'io.debezium.time.ZonedTimestamp'"
+MOMENT = dt.datetime(2018, 6, 20, 13, 37, 3, 123456, dt.UTC)
+READINGS: list[tuple[str, Any, Any]] = [
+    ("tinyint", -128, -128),
+    ("tinyint", 200, None),
+    ("array<tinyint>", [127, None], [127, None]),
+    ("array<tinyint>", [200], None),
+    (ZONED, "2018-06-20T13:37:03.1234560Z", MOMENT),
+    (ZONED, "2018-06-20T13:37:03.1234567Z", None),
+    (ZONED, "0000-06-20T13:37:03Z", None),
+    ("date", "2018-02-28Z", dt.date(2018, 2, 28)),
+    ("date", "0000-01-01", None),
+    ("date", 2147483647, None),
+    (f"decimal(10,2) COMMENT '{DECIMAL}'", 1250, types.Decimal("1250.00")),
+    (f"decimal(10,2) COMMENT '{DECIMAL}'", "fQ==", types.Decimal("1.25")),
+    ("decimal(10,2)", 1250, types.Decimal("1250.00")),
+    ("decimal(10,2)", 1e7, types.Decimal("10000000.00")),
+    ("decimal(10,2)", 1.25e-5, None),
+    ("decimal(10,2)", True, None),
+    ("decimal(10,2)", None, None),
+    ("decimal(10,2) COMMENT 'string'", "1E+2", types.Decimal("100.00")),
+    ("decimal(10,2) COMMENT 'string'", "0E-10", types.Decimal("0.00")),
+    ("decimal(10,2) COMMENT 'string'", "1.234E+0", None),
+]
+"""What is declared of a column, a value, and what it is taken for; None if its record is bad."""
+
+
+def test_nothing_is_cut_rounded_or_taken_for_another_value(session: Any) -> None:
+    row = ", ".join(f"c{n} {column}" for n, (column, _, _) in enumerate(READINGS))
+    documents = [event("c", {f"c{n}": value}) for n, (_, value, _) in enumerate(READINGS)]
+    found = rows_of(session, row, *documents)
+    for n, (each, (column, value, expected)) in enumerate(zip(found, READINGS, strict=True)):
+        is_bad = expected is None and value is not None
+        assert (plain(each[f"c{n}"]), each["bad"] is not None) == (expected, is_bad), (column, each)
+
+
+def test_the_events_schema_counts_more_than_a_comment(session: Any) -> None:
+    row = f"""at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp',
+        n decimal(10,0) COMMENT '{DECIMAL}', b binary COMMENT 'hex'"""
+    millis = {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"}
+    text, bare = {"field": "n", "type": "string"}, {"field": "b", "type": "bytes"}
+    second = {"field": "at", "type": "int64"}
+    found = rows_of(
+        session,
+        row,
+        {"at": 1000000, "n": "BOI=", "b": "00ff"},
+        {"schema": {"fields": [millis, text, bare]}, "payload": {"at": 1000, "n": "1250",
+         "b": "AP8="}},
+        {"schema": {"fields": [second, {"field": "b", "type": "string"}]},
+         "payload": {"at": 1000000, "n": "BOI=", "b": "00ff"}},
+    )  # fmt: skip
+    at = dt.datetime(1970, 1, 1, 0, 0, 1)
+    assert found == [{"at": at, "n": 1250, "b": b"\0\xff", "bad": None}] * 3
+
+
+@pytest.mark.parametrize("kind", ["array<timestamp>", "struct<n decimal(5,2)>"])
+def test_a_value_inside_of_another_that_would_be_guessed_is_refused(
+    session: Any, kind: str
+) -> None:
+    with pytest.raises(InvalidInputError, match="the column a has a "):
+        rows_of(session, f"a {kind}", event("c", {"a": None}))
 
 
 def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
@@ -152,14 +220,18 @@ def test_fields_without_a_value_are_named_on_request(session: Any) -> None:
 
 
 def test_fields_of_the_event_become_columns_on_request(session: Any) -> None:
-    envelope = kafkalog.Debezium(add_fields=["op", "lsn", "source.ts_ms", "table", "ts_ms"])
+    asked = ["op", "lsn", "source.ts_ms", "table", "ts_ms", "transaction.id"]
+    envelope = kafkalog.Debezium(add_fields=asked)
     unwrapped = {"__op": "u", "__lsn": 5, "__source_ts_ms": 6, "__table": "t", "__ts_ms": 8}
-    found = rows_of(session, ROW, event("c", ANN), ANN | unwrapped, envelope=envelope)
-    names = ["__op", "__lsn", "__source_ts_ms", "__table", "__ts_ms"]
+    whole = event("c", ANN, transaction={"id": "571:9", "total_order": 1})
+    found = rows_of(session, ROW, whole, ANN | unwrapped, envelope=envelope)
+    names = ["__op", "__lsn", "__source_ts_ms", "__table", "__ts_ms", "__transaction_id"]
     assert [[each[name] for name in names] for each in found] == [
-        ["c", 24023128, 1559033904863, "customers", 7],
-        ["u", 5, 6, "t", 8],
+        ["c", 24023128, 1559033904863, "customers", 7, "571:9"],
+        ["u", 5, 6, "t", 8, None],
     ]
+    with pytest.raises(InvalidInputError, match=r"add_fields has 'before\.name'"):
+        kafkalog.Debezium(add_fields=["before.name"])
 
 
 def test_a_row_may_have_fields_with_the_names_of_an_events(session: Any) -> None:

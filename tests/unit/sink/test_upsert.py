@@ -279,6 +279,9 @@ def test_contradicting_arguments_are_refused(more: dict[str, Any], words: str) -
         ({"schema": StructType()}, "schema: expected the schema of a struct"),
         ({"key": [], "schema": "a int"}, "one or more different columns"),
         ({"key": ["id"], "schema": "id int", "key_type": "string"}, "schema without key_type"),
+        ({"on_bad_records": "skip"}, r"no argument on_bad_records= \(expected on_bad_record=\)"),
+        ({"jsn": None}, r"there is no argument jsn= \(expected json=\)"),
+        ({"zz": 1}, r"no argument zz= \(expected one of avro, checkpoint, "),
     ],
 )
 def test_arguments_that_do_not_go_together_are_refused(given: Any, words: str) -> None:

@@ -9,6 +9,13 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.values import columns, spark_avro
 
 
+def test_an_argument_of_another_name_is_refused() -> None:
+    misspelt: Any = {"json": "id int", "envlope": "debezium"}
+    frame: Any = None
+    with pytest.raises(InvalidInputError, match=r"no argument envlope= \(expected envelope=\)"):
+        columns.value_columns(frame, **misspelt)
+
+
 @pytest.mark.parametrize(
     ("name", "other", "is_same"),
     [("a", "A", True), ("\u00c4", "\u00e4", True), ("stra\u00dfe", "strasse", False),

@@ -131,7 +131,10 @@ def _root(
         metadata, notices = topics_in_metadata(roots)
         if topic is None:
             yield from _of_metadata(root, notices)
-        aside = find_partitions(roots, metadata).set_aside
+        found_here = find_partitions(roots, metadata)
+        aside = found_here.set_aside
+        for text in found_here.shared_ids if topic is None else ():
+            yield Finding(root, 0, "topics with ids of their own", text, is_damage=False)
     about = _Root(root, checkpoints, metadata)
     lost = _assigned_but_gone(about, {root, *beside}) if state is None else set()
     for partition in sorted(key for key in lost if topic in (None, key[0])):

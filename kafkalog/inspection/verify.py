@@ -436,8 +436,11 @@ def _compare_checkpoints(
             path = root.path / name
             text = layout.partition_directory(*partition)
             if partition not in present:
-                expected = "partitions that are here"
-                yield Finding(path, 0, expected, f"{text}, which is not", is_damage=False)
+                # As it stops, a broker writes the ends of the logs that it has, and no others.
+                is_lost = name == layout.RECOVERY_POINT_CHECKPOINT and offset > 0
+                is_lost = is_lost and state is None and root.of(partition).is_clean
+                found = f"{text} up to offset {offset}, which is not"
+                yield Finding(path, 0, "partitions that are here", found, is_damage=is_lost)
                 continue
             if partition not in ends:
                 try:

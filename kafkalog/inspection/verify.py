@@ -134,7 +134,10 @@ def _root(
         metadata, notices = topics_in_metadata(roots)
         if topic is None:
             yield from _of_metadata(root, notices)
-        aside = find_partitions(roots, metadata).set_aside
+        found_here = find_partitions(roots, metadata)
+        aside = found_here.set_aside
+        for text in found_here.shared_ids if topic is None else ():
+            yield Finding(root, 0, "topics with ids of their own", text, is_damage=False)
     about = _Root(root, checkpoints, metadata)
     lost = _assigned_but_gone(about, {root, *beside}) if state is None else set()
     for partition in sorted(key for key in lost if topic in (None, key[0])):
@@ -445,8 +448,11 @@ def _compare_checkpoints(
             path = root.path / name
             text = layout.partition_directory(*partition)
             if partition not in present:
-                expected = "partitions that are here"
-                yield Finding(path, 0, expected, f"{text}, which is not", is_damage=False)
+                # As it stops, a broker writes the ends of the logs that it has, and no others.
+                is_lost = name == layout.RECOVERY_POINT_CHECKPOINT and offset > 0
+                is_lost = is_lost and state is None and root.of(partition).is_clean
+                found = f"{text} up to offset {offset}, which is not"
+                yield Finding(path, 0, "partitions that are here", found, is_damage=is_lost)
                 continue
             if partition not in ends:
                 try:

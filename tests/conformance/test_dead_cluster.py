@@ -47,6 +47,8 @@ pytestmark = [pytest.mark.peers, pytest.mark.slow]
 SEEDS: Final = 30 if os.environ.get("KAFKALOG_GROUPS") == "full" else 1
 FIRST: Final = int(os.environ.get("KAFKALOG_SEED", "0"))
 _TORN_BYTES: Final = 3000
+_STILL_SECONDS: Final = 3
+"""Twice `replica.lag.time.max.ms`."""
 
 
 @dataclass
@@ -163,6 +165,25 @@ def compare_committed(death: Death, ours: list[Record], served: list[Record]) ->
         death.counts["committed"] += len(decided[0])
 
 
+def wait_for_followers(cluster: KafkaCluster, places: Iterable[Partition]) -> None:
+    """Wait until no high watermark moves any more.
+
+    A leader that comes back serves records only up to its checkpointed high watermark, until its
+    followers have fetched or have left the in-sync replicas.
+    """
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "watermarks"})
+    before: object = None
+    now: object = ()
+    while now != before:
+        before = now
+        time.sleep(_STILL_SECONDS)
+        now = {
+            place: consumer.get_watermark_offsets(TopicPartition(*place), timeout=60)
+            for place in places
+        }
+    consumer.close()
+
+
 def check(cluster: KafkaCluster, seed: int, work: Path) -> Counter[str]:
     death = die(cluster, seed, work)
     alive = [number for number in cluster.nodes if number != death.lost]
@@ -188,6 +209,7 @@ def check(cluster: KafkaCluster, seed: int, work: Path) -> Counter[str]:
     assert not unled or death.lost
     death.counts["partitions that Kafka does not serve"] = len({*places} & unled)
     starts = dict.fromkeys(set(places) - unled, 0)
+    wait_for_followers(cluster, starts)
     served = record.consumed_all(cluster.bootstrap, starts, committed=False)
     decided = record.consumed_all(cluster.bootstrap, starts)
     for place in starts:

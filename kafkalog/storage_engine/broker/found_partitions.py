@@ -8,6 +8,7 @@ aside*: they stay where they are, and nobody reads, copies or adopts them. These
 - Without it, the id of most partitions is taken. Among equals it is the id of the latest record,
   then that of the lowest partition.
 - A partition without an id belongs to its topic: Kafka before 2.8 had none.
+- Two topics with one id are read by their names, because nothing says whose id it is.
 - A partition that lies in two directories of one broker is in neither, because nothing tells which
   one is right. In those of several brokers it has *replicas*; `replicas` chooses among them.
 
@@ -50,14 +51,16 @@ class FoundPartitions:
     """The id of each topic; None if no partition has one."""
     set_aside: Mapping[Path, tuple[Key, str]]
     """The other directories, each with the partition in its name and the reason."""
-    is_guess: frozenset[str] = frozenset()
-    """Topics of which nothing says which id is the right one."""
+    guesses: Mapping[str, str] = field(default_factory=dict)
+    """Topics of which nothing says whether their id is the right one, each with the reason."""
     deleted: tuple[str, ...] = ()
     """Topics that the cluster's metadata does not have, although it is here."""
     id_faults: tuple[str, ...] = ()
     """Why the ids of partitions are not known, if a file should say them."""
     replicas: Mapping[Key, Sequence[Path]] = field(default_factory=dict)
     """All directories of the partitions that several brokers have."""
+    shared_ids: tuple[str, ...] = ()
+    """A sentence for each id that several topics have."""
 
     @property
     def notices(self) -> list[str]:
@@ -68,7 +71,7 @@ class FoundPartitions:
             "the metadata is older"
             for name in self.deleted
         ]
-        return [*aside, *deleted, *self.id_faults]
+        return [*aside, *deleted, *self.id_faults, *self.shared_ids]
 
     def internal(self) -> FoundPartitions:
         """Return what of this belongs to Kafka's own topics."""
@@ -155,12 +158,12 @@ def decide(
     directories: dict[Key, Path] = {}
     replicas: dict[Key, Sequence[Path]] = {}
     topic_ids: dict[str, str | None] = {}
-    guesses = set()
+    guesses: dict[str, str] = {}
     for name, found in sorted(named.items()):
         right, basis = _right_id(found, known.get(name))
         topic_ids[name] = right
         if basis == _NOTHING:
-            guesses.add(name)
+            guesses[name] = "its partitions have different ids"
         ours: dict[Key, list[Path]] = {}
         for key, path, topic_id in found:
             if topic_id not in (None, right):
@@ -185,10 +188,31 @@ def decide(
             text = f"only this is left of {layout.partition_directory(*key)}, which a broker was "
             text += f"moving to another disk, and it may not have all records; {_TO_READ}"
             aside[path] = key, text
+    shared = []
+    for topic_id, names in _with_one_id(topic_ids).items():
+        text = f"the topics {' and '.join(names)} have one id, {topic_id}"
+        shared.append(f"{text}: {layout.PARTITION_METADATA} of one of them is another topic's")
+        guesses |= dict.fromkeys(names, text)
     deleted = tuple(name for name in topic_ids if known and name not in known)
     return FoundPartitions(
-        directories, topic_ids, aside, frozenset(guesses), deleted, tuple(id_faults), replicas
+        directories,
+        topic_ids,
+        aside,
+        guesses,
+        deleted,
+        tuple(id_faults),
+        replicas,
+        tuple(shared),
     )
+
+
+def _with_one_id(topic_ids: Mapping[str, str | None]) -> Mapping[str, Sequence[str]]:
+    """Return the ids that several topics have, with their names."""
+    names: dict[str, list[str]] = {}
+    for name, topic_id in topic_ids.items():
+        if topic_id is not None:
+            names.setdefault(topic_id, []).append(name)
+    return {topic_id: each for topic_id, each in names.items() if len(each) > 1}
 
 
 _TO_READ = "to read it, copy it to another directory, named as the partition, and read that one"

@@ -318,12 +318,12 @@ class _Adopting:
         ]
         found = decide(candidates, self._known)
         self._notices += found.notices
-        for topic in sorted(found.is_guess):
+        for topic, why in sorted(found.guesses.items()):
             here = ", ".join(path.name for key, path in candidates if key[0] == topic)
             raise StorageError(
-                f"{self.root}: the partitions of {topic!r} are of several topics, and nothing says "
-                f"which is the right one (in {here}). Give the broker's metadata.log.dir "
-                "(--metadata), or adopt a copy of the directory without the others."
+                f"{self.root}: nothing says which id the topic {topic!r} had, because {why} "
+                f"(in {here}). Give the broker's metadata.log.dir (--metadata), or adopt a copy of "
+                "the directory without the others."
             )
         if candidates and not found.directories:
             raise StorageError(

@@ -152,3 +152,14 @@ def test_a_lost_segment_is_damage_though_no_file_of_it_is_left(
         tried += 1
     assert tried >= 5
     assert damage(root) == []
+
+
+@pytest.mark.parametrize("name", [LEADER, FOLLOWER, KILLED])
+def test_a_partition_that_is_gone_is_damage_after_a_shutdown_in_good_order(
+    release: Path, tmp_path: Path, name: str
+) -> None:
+    root = Path(shutil.copytree(release / name, tmp_path / "log"))
+    shutil.rmtree(root / "plain-0")
+    (found, *_) = (each for each in verify(root) if "plain-0 up to offset" in str(each))
+    assert found.path.name == "recovery-point-offset-checkpoint"
+    assert found.is_damage == (name != KILLED)

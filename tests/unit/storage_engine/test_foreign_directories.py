@@ -56,6 +56,18 @@ def read_apart(tmp_path: Path, roots: list[Path], right: set[int], aside: Path) 
     assert any(str(aside) in each and "set aside" in each for each in notices(*roots))
 
 
+def test_two_topics_with_one_id_are_read_by_their_names_and_not_adopted(tmp_path: Path) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    root.partition("t-0")
+    root.partition("other-0", (0,), 30)
+    log = kafkalog.open(root.path, read_only=True)
+    assert (log.offsets("t"), log.offsets("other")) == ({0: (0, 100)}, {0: (0, 30)})
+    text = f"the topics other and t have one id, {TOPIC_ID}"
+    assert any(text in each for each in notices(root.path))
+    with pytest.raises(KafkaLogError, match="nothing says which id the topic 'other' had"):
+        adopt(root.path, now_ms=NOW_MS)
+
+
 def test_the_clusters_metadata_says_which_partition_is_of_the_topic(tmp_path: Path) -> None:
     root = BrokerRoot(tmp_path / "log")
     metadata_log(root.path, CLUSTER_ID)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Final
 
 from kafkalog.errors import InvalidInputError
@@ -64,6 +63,8 @@ def _unknown(name: str) -> InvalidInputError:
             "are options of a read: leave out what does not belong here (a view that takes INSERT "
             "has subscribe and topic, and they name the same topic)"
         )
+    from difflib import get_close_matches
+
     known = {known.lower(): known for known in (*OF_A_READ, *INERT)}
     near = [known[match] for match in get_close_matches(name, known, n=2)]
     hint = f", did you mean {' or '.join(near)}?" if near else ""

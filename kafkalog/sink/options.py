@@ -7,7 +7,6 @@ guarantee.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -146,6 +145,8 @@ def _check_names(given: Mapping[str, str]) -> tuple[str, ...]:
                 f"option {_READ_BY_LOWER_CASE[name]} is an option of a read, and this is a write: "
                 f"leave it out; a write takes: {', '.join(OF_A_WRITE)}"
             )
+        import difflib
+
         near = difflib.get_close_matches(name, [*_BY_LOWER_CASE, "checkpointlocation"], 2, 0.7)
         hint = " or ".join(_BY_LOWER_CASE.get(match, "checkpointLocation") for match in near)
         question = f"did you mean {hint}? " if near else ""

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.broker import owner
-from kafkalog.storage_engine.log.log import Log, only_in_directory
-from kafkalog.storage_engine.log.readable_log import ReadableLog
 from kafkalog.storage_engine.metadata.address import (
     is_url,
     log_directories,
@@ -21,6 +19,8 @@ from kafkalog.storage_engine.object_store.address import StoreAddress, store_add
 
 if TYPE_CHECKING:
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
+    from kafkalog.storage_engine.log.readable_log import ReadableLog
     from kafkalog.storage_engine.object_store.object_log import ObjectLog
 
 
@@ -133,6 +133,7 @@ def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
     Raises InvalidInputError for a log in an object store.
     """
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log, only_in_directory
 
     found = log if isinstance(log, Log) else log._log
     if isinstance(found, DirectoryLog):
@@ -143,6 +144,7 @@ def directory_log_of(log: Log | OpenedLog) -> DirectoryLog:
 def object_log_of(log: Log | OpenedLog) -> ObjectLog | None:
     """Return the log in an object store that is open; None, loading nothing, for a directory's."""
     from kafkalog.storage_engine.directory.directory_log import DirectoryLog
+    from kafkalog.storage_engine.log.log import Log
 
     found = log if isinstance(log, Log) else log._log
     if isinstance(found, DirectoryLog):

@@ -16,8 +16,6 @@ from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.metadata import checkpoints
 from kafkalog.storage_engine.metadata.journal import Journal
 from kafkalog.storage_engine.metadata.state import PartitionState, State, TopicState
-from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
-from kafkalog.storage_engine.transactions.producer_snapshot import read_snapshot
 
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR}
 
@@ -48,6 +46,10 @@ def missing(root: Path, before: State, after: State) -> str | None:
 def _lacks(
     root: Path, topic: TopicState, number: int, before: PartitionState | None, after: PartitionState
 ) -> str | None:
+    # Only a death leaves such records; a fresh worker need not load what reads a log.
+    from kafkalog.storage_engine.reading.directory_snapshot import open_snapshot
+    from kafkalog.storage_engine.transactions.producer_snapshot import read_snapshot
+
     directory = root / layout.partition_directory(topic.name, number)
     if before is None:  # a new partition, of which a copied topic's begins above 0
         before = PartitionState(high_watermark=after.active_base)

@@ -23,8 +23,7 @@ records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.checksum import crc32c
@@ -32,8 +31,7 @@ from kafkalog.storage_engine.format.checksum import crc32c
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The thirteen fields of a batch's header, as stored.
 
     Timestamps are epoch milliseconds, -1 for none. `batch_length` counts the bytes after itself. A

@@ -11,7 +11,6 @@ Kafka: org.apache.kafka.storage.internals.log.LogConfig.
 from __future__ import annotations
 
 import contextlib
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -253,6 +252,8 @@ def _parse(config: tuple[tuple[str, str], ...]) -> TopicConfig:
                 f"topic config {name} has no effect here: {_WITHOUT_EFFECT[name]}; leave it out"
             )
         if parse is None:
+            import difflib
+
             near = difflib.get_close_matches(name, NAMES, 3)
             hint = f"did you mean {' or '.join(near)}?" if near else "known: " + ", ".join(NAMES)
             raise InvalidInputError(f"unknown topic config {name!r}; {hint}")

@@ -68,7 +68,9 @@ class SchemaRegistry:
         if config is not None and url is None:
             raise InvalidInputError("SchemaRegistry: config= belongs to a URL")
         if path is None and (options is not None or topic != _TOPIC):
-            raise InvalidInputError("SchemaRegistry: topic= and options= belong to path=")
+            raise InvalidInputError(
+                "SchemaRegistry: topic= and options= belong to path=. Give it, or leave them out."
+            )
         self._source: SchemaSource
         if url is not None:
             self._source = self._server = RegistryServer(url, config or {})

@@ -41,7 +41,7 @@ class SchemaRegistry:
     `config` is that of Confluent's client: `ssl.*`, `basic.auth.*`, `bearer.auth.*`, `proxy`,
     `timeout` (seconds, 30), `max.retries`. `path` is that of `kafkalog.open`, with its `options`.
     The latest version of a subject is that of the moment of asking; an id is asked for once. Given
-    `schemas` are Avro, of one subject; the highest id is its latest.
+    `schemas` are Avro and have no subjects: the highest id is the latest of any.
 
     Only the driver asks a registry. It can be pickled, as Spark Connect does with a function of
     `foreachBatch`; secrets of `config` are then in the pickle, and nowhere else: no plan, error,

@@ -107,8 +107,8 @@ def command(
         raise InvalidInputError("--raw FILE takes --partition N, and no other file")
     if raw is not None and (lines is not None or encoding is not Encoding.UTF8):
         raise InvalidInputError(
-            "--raw FILE takes no --text, --key-separator and --encoding: its batches are appended "
-            "as they are"
+            "--raw FILE takes neither --text nor --key-separator nor --encoding, because its "
+            "batches are appended as they are"
         )
     for given in (file, raw):
         if given is not None and str(given) != "-":

@@ -139,8 +139,8 @@ class KTable:
         at least. A record whose version is null fails the query.
 
         `location` is a directory that all executors share, or the URL of a prefix in an object
-        store. The files are made now if it lacks ones that the log can complete. This needs leave
-        to write to the log, which gets a mark of each refresh. Raises InvalidInputError.
+        store. Unless it has files that the log can complete, they are made now. The process needs
+        permission to write to the log, which gets a mark of each refresh. Raises InvalidInputError.
         """
         from kafkalog.datasource.materialized_table import MaterializedTable
 

@@ -69,7 +69,7 @@ _NAMED: Final = 5
 
 @dataclass(slots=True)
 class Groups:
-    """The groups of a place, by name, and what is not known of them."""
+    """The groups of a log or a broker's disk, by name, and what could not be read of them."""
 
     by_name: dict[str, ConsumerGroup] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)

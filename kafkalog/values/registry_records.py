@@ -98,7 +98,7 @@ class RegistryRecords:
 
 
 def _version(subject: str, number: int, given: Any) -> SubjectVersion:
-    """Return what the value of a key SCHEMA says."""
+    """Return the version of a subject that a record of type SCHEMA registers."""
     references = tuple(
         Reference(str(each["subject"]), int(each["version"]))
         for each in given.get("references") or ()

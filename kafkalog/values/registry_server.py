@@ -62,7 +62,7 @@ class RegistryServer:
         return self._known[number]
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
-        """Return all versions of a subject, also deleted ones; each is asked for once."""
+        """Return all versions of a subject, deleted ones included; asks for each once."""
         with self._asking(f"there is no subject {subject!r}"):
             numbers = sorted(self._connected().get_versions(subject, deleted=True))
         return [self._whole(self._find(subject, number)) for number in numbers]

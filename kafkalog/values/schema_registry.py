@@ -41,7 +41,7 @@ class SchemaRegistry:
     `config` is that of Confluent's client: `ssl.*`, `basic.auth.*`, `bearer.auth.*`, `proxy`,
     `timeout` (seconds, 30), `max.retries`. `path` is that of `kafkalog.open`, with its `options`.
     The latest version of a subject is that of the moment of asking; an id is asked for once. Given
-    `schemas` are Avro, of one subject; the highest id is its latest.
+    `schemas` are Avro and have no subjects: the highest id is the latest of any.
 
     Only the driver asks a registry. It can be pickled, as Spark Connect does with a function of
     `foreachBatch`; secrets of `config` are then in the pickle, and nowhere else: no plan, error,
@@ -68,7 +68,9 @@ class SchemaRegistry:
         if config is not None and url is None:
             raise InvalidInputError("SchemaRegistry: config= belongs to a URL")
         if path is None and (options is not None or topic != _TOPIC):
-            raise InvalidInputError("SchemaRegistry: topic= and options= belong to path=")
+            raise InvalidInputError(
+                "SchemaRegistry: topic= and options= belong to path=. Give it, or leave them out."
+            )
         self._source: SchemaSource
         if url is not None:
             self._source = self._server = RegistryServer(url, config or {})

@@ -351,7 +351,7 @@ def test_an_extra_that_a_command_lacks_is_named_in_one_line(bare: Path, tmp_path
 
 
 @pytest.mark.parametrize("extra", NEEDS_AN_EXTRA)
-def test_an_extra_brings_what_its_part_needs(
+def test_each_extra_installs_what_its_part_needs(
     extra: str,
     with_extra: Callable[[str], Path],
     tmp_path: Path,

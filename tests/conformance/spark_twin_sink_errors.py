@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
     "record too large for its topic": Case(
         ("repeat('x', 1000) AS value",),
         theirs="larger than the max message size the server will accept",
-        ours="a batch of at most 500 bytes",
+        ours="expected at most 500 bytes",
         # A batch of several the client would cut up and send again, for ever.
         options={"topic": SMALL, "kafka.batch.size": "1"},
     ),

@@ -102,8 +102,8 @@ def plain(found: Any, place: str) -> Any:
 # --- compare -------------------------------------------------------------------------------------
 
 _CLEANER: Final = (
-    "In an object store `explain` does not say whether a cleaner runs, because no host knows what "
-    "the others do."
+    "In an object store `explain` doesn't know whether a cleaner runs, because a store has no "
+    "locks."
 )
 _OBJECTS: Final = (
     "The figures of a cleaning count the objects of a store as segments, and a segment may have "
@@ -120,7 +120,7 @@ _EPOCHS: Final = (
 )
 SENTENCES: Final = (_CLEANER, _OBJECTS, _BELOW, _EPOCHS)
 """What differs by nature, as docs/limits.md has it."""
-_OF_CLEANERS: Final = ("cleaner", "no cleaner")
+_OF_CLEANERS: Final = ("cleaner", "no cleaner", "cleaner unknown")
 _OF_OBJECTS: Final = ("segments_before", "segments_after", "batches_rewritten")
 _REPORTS: Final = ("status", "explain")
 

@@ -226,7 +226,7 @@ def test_a_missing_sync_is_found(
     assert first_violation_when_done(directory, workload) is not None
 
 
-def test_a_record_that_is_synced_before_the_data_is_found(
+def test_the_program_finds_a_journal_record_that_is_synced_before_its_data(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync_all, append = Transaction._sync, Journal.append

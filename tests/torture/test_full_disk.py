@@ -94,6 +94,6 @@ def test_a_disk_that_cannot_be_mounted_is_said_and_no_violation(
 
 
 @pytest.mark.slow
-def test_an_upsert_is_refused_at_each_of_its_writes_and_lands(tmp_path: Path) -> None:
+def test_an_upsert_lands_after_a_full_disk_has_refused_each_of_its_writes(tmp_path: Path) -> None:
     found = full_disk.refused_upserts(tmp_path, 1, 1)
     assert found["faults"] == [] and found["refused"] >= 30 and found["letters"] >= 1

@@ -108,7 +108,7 @@ ROWS = [Row(0, 5, b"a", b"1"), Row(1, 5, b"b", b"1"), Row(2, 5, b"a", None), Row
         ([2, 1, 3], 3, "do not rise"),
     ],
 )
-def test_a_log_that_is_not_as_it_must_be_is_told(
+def test_the_model_refuses_a_log_that_differs_from_it(
     left: list[int], clean_to: int, told: str | None
 ) -> None:
     part = Part()

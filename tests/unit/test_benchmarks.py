@@ -157,7 +157,7 @@ def test_of_two_times_the_shorter_one_is_the_faster() -> None:
     assert share.ratio == pytest.approx(1 / 3, rel=1e-3)
 
 
-def test_of_two_rates_the_higher_one_is_the_faster() -> None:
+def test_the_higher_of_two_rates_is_the_faster() -> None:
     rates = [30.0, 40.0], [10.0, 10.0]
     assert compare_figures("c", *rates, unit="r/s", peer_name="p", ratio_is=MORE).ratio == 3.5
 

@@ -298,9 +298,9 @@ class _Follower:
         magic = buffer[position + layout.MAGIC_POSITION] if held > layout.MAGIC_POSITION else None
         if magic is not None and magic < layout.MAGIC:
             raise InvalidInputError(
-                f"{self._reader.name}: at byte {self._position + position}: a message of format "
-                f"v{magic}, only batches v2 are appended as they are; read its records and append "
-                "those (`kafkalog read`, `kafkalog append`)"
+                f"{self._reader.name}: at byte {self._position + position}: only batches of format "
+                f"v2 can be appended as they are (found a message of format v{magic}). Append its "
+                "records: `kafkalog read`, then `kafkalog append`."
             )
         if magic is not None and magic > layout.MAGIC:
             raise self._corrupt(position, f"magic {layout.MAGIC}", f"magic {magic}")

@@ -317,9 +317,9 @@ def _with_configs(topic: TopicState, config: Mapping[str, str | None]) -> dict[s
 
 
 def _refuse_keyless(topic: TopicState, written: WrittenTopics) -> None:
-    """Keep out rows without a key, should the topic have become a compacted one since."""
+    """Refuse rows without a key if the topic has become a compacted one meanwhile."""
     if topic.name in written.keyless and TopicConfig.parse(topic.config).needs_keys:
         raise InvalidInputError(
-            f"topic {topic.name!r} has become compacted while the batch was written, and rows have "
-            "a null key, which the cleaner would delete; give every row a key"
+            f"topic {topic.name!r} was made compacted while the batch was written, and the cleaner "
+            "would delete its rows that have a null key; give every row a key"
         )

@@ -20,7 +20,7 @@ class LayeredSequence(Sequence[_Item], Generic[_Item]):
     __slots__ = ("_ends", "_layers")
 
     def __init__(self, layers: Sequence[Sequence[_Item]] = ()) -> None:
-        """Take the layers, none of them empty, which nobody changes from now on."""
+        """Take the layers, none of them empty; nobody may change them afterwards."""
         self._layers = layers
         self._ends = [*itertools.accumulate(map(len, layers))]
 

@@ -437,6 +437,6 @@ def _check_names(staged: Iterable[StagedMessage | None]) -> None:
                 layout.seen_by_stored(file.name)
             except ValueError:
                 raise InvalidInputError(
-                    f"{file.name!r} is no object of records: the message was not made by a task "
-                    "that writes to this log"
+                    f"{file.name!r} is not an object of records (expected a message of a task that "
+                    "writes to this log). Run the batch again."
                 ) from None

@@ -474,8 +474,8 @@ class _Adopting:
             return State().apply(1, change.record(self._now_ms))
         except ValueError as fault:
             raise StorageError(
-                f"{self.root}: this cannot be a log of ours, look for what does not belong here: "
-                f"{fault}"
+                f"{self.root}: kafkalog cannot keep this directory as a log ({fault}). Move away "
+                "what does not belong here."
             ) from fault
 
     def record(self) -> AdoptReport:

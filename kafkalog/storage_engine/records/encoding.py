@@ -209,8 +209,8 @@ def _too_large(
     if size > layout.INT32_MAX:
         advice = "no batch of Kafka's holds it, so store the value elsewhere"
     raise InvalidInputError(
-        f"row {row}: a batch of at most {limit} bytes was expected, "
-        f"its record alone takes {size}; {advice}"
+        f"row {row}: the record is too large for a batch (expected at most {limit} bytes, found "
+        f"{size}); {advice}"
     )
 
 

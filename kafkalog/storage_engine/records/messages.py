@@ -47,10 +47,9 @@ def bound_wrappers(table: BatchTable, previous: int) -> None:
 
 
 def find_first_wrapper_end(buffer: Buffer, table: BatchTable, *, path: Path | str) -> None:
-    """Set the last offset of a wrapper v1 at offset 0, which may hold more; for the chunk at byte
-    0.
+    """Set the last offset of a chunk's first batch, if it is a compressed wrapper v1 at offset 0.
 
-    Raises CorruptBatchError.
+    Such a wrapper may hold messages above its own offset. Raises CorruptBatchError.
     """
     if table.magics[0] != 1 or table.last_offsets[0] != 0 or not _is_wrapper(table)[0]:
         return

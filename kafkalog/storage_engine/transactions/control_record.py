@@ -132,7 +132,7 @@ def batches_of_producers(
 ) -> Iterator[tuple[BatchHeader, ControlRecord | None]]:
     """Yield the header of each batch that has a producer, and its control record, if any.
 
-    `file_position` is that of the buffer in `path`. Raises as `read_control_record` does.
+    In `path`, the buffer begins at `file_position`. Raises as `read_control_record` does.
     """
     for position in table.positions[table.producer_ids >= 0].tolist():
         header = parse_header(buffer, position)

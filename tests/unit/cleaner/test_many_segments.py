@@ -104,7 +104,7 @@ def test_a_round_writes_the_gaps_of_all_segments_once_before_and_once_after_its_
     assert calls["gap writes"] == 2
 
 
-def test_a_swap_replaces_no_more_segments_than_may_keep_others_waiting(
+def test_one_swap_replaces_a_bounded_number_of_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = half_overwritten(tmp_path / "at once", MANY)

@@ -77,8 +77,12 @@ def test_keys_and_values_of_lines_have_an_encoding(
         (["--key-separator", ""], b"", "--key-separator: expected some text"),
         (["--key-separator", "=", "--text"], b"", "--text has only values"),
         (["--null-marker", "N"], b"", "--null-marker is for lines of text"),
-        (["--raw", "FILE", "--partition", "0", "--text"], b"", "--raw FILE takes no --text"),
-        (["--raw", "FILE", "--partition", "0", "--encoding", "hex"], b"", "--raw FILE takes no"),
+        (["--raw", "FILE", "--partition", "0", "--text"], b"", "--raw FILE takes neither --text"),
+        (
+            ["--raw", "FILE", "--partition", "0", "--encoding", "hex"],
+            b"",
+            "--raw FILE takes neither",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line_and_nothing_is_appended(

@@ -180,7 +180,7 @@ def test_offsets_that_do_not_fit_the_log_are_refused(
         ranges(tmp_path, **options)
 
 
-def test_a_missing_topic_names_those_there_are(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_topic_names_the_topics(tmp_path: Path) -> None:
     append(tmp_path, "t", numbered(1))
 
     with pytest.raises(UnknownTopicError, match=r"other.*: t"):

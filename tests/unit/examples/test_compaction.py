@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
+
+import pytest
 
 import kafkalog
 from examples import compaction
@@ -36,3 +40,17 @@ def test_each_step_leaves_what_the_guide_says_and_has_its_picture(tmp_path: Path
     }
     assert offsets == {0: (0, 1070)}
     assert found.keys() == {path.stem for path in PICTURES.glob("*.png")}
+
+
+@pytest.mark.slow
+def test_a_screenshot_has_the_width_and_the_colours_of_the_pictures(tmp_path: Path) -> None:
+    from PIL import Image
+
+    if shutil.which("chromium") is None and "CI" not in os.environ:
+        pytest.skip("no Chromium: install `chromium`")
+    page = tmp_path / "page.html"
+    page.write_text("<body style='margin: 0'><main style='height: 100px'>prices</main></body>")
+    compaction.photograph(page, tmp_path / "made.png")
+    with Image.open(tmp_path / "made.png") as made, Image.open(PICTURES / "written.png") as kept:
+        assert (made.width, made.mode) == (kept.width, kept.mode) == (compaction.WIDTH, "P")
+        assert 100 <= made.height <= 100 + 2 * compaction.MARGIN

@@ -145,13 +145,13 @@ def cleanable(place: Place, now_ms: int) -> tuple[int, int]:
     return found.first_dirty_offset, found.first_uncleanable_offset
 
 
-def test_nothing_is_cleaned_from_the_last_stable_offset_on(place: Place) -> None:
+def test_a_cleaning_ends_before_the_last_stable_offset(place: Place) -> None:
     """testCleanableOffsetsForNone"""
     write(topic(place), 80).set_state(last_stable_offset=50)
     assert cleanable(place, 1000) == (0, 50)
 
 
-def test_nothing_is_cleaned_from_the_active_segment_on(place: Place) -> None:
+def test_a_cleaning_ends_before_the_active_segment(place: Place) -> None:
     """testCleanableOffsetsActiveSegment"""
     write(topic(place), 8).append(("a", "1"), ("b", "1"), now_ms=1000)
     assert place.state().active_base == 8

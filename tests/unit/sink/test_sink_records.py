@@ -143,7 +143,7 @@ def test_no_batch_is_larger_than_max_message_bytes(write: SparkWrite) -> None:
 def test_a_record_above_max_message_bytes_fails_its_task(write: SparkWrite) -> None:
     write.options["topic.max.message.bytes"] = "3000"
     rows = [{"key": b"k", "value": b"v" * size} for size in (10, 2990)]
-    with pytest.raises(InvalidInputError, match=r"topic 't': row 1: a batch of at most 3000 bytes"):
+    with pytest.raises(InvalidInputError, match=r"topic 't': row 1: .* at most 3000 bytes"):
         write.attempt(rows)
     assert staged_names(write.root) == []
 

@@ -105,7 +105,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def test_a_view_goes_on_where_table_and_checkpoint_agree(place: Place) -> None:
+def test_a_view_continues_if_table_and_checkpoint_agree(place: Place) -> None:
     place.add_generation("q", 2)
     place.apply("q", 2, 5)
     assert place.reason() is None

@@ -33,7 +33,7 @@ FIELDS = st.tuples(
 
 
 @given(FIELDS)
-def test_a_header_is_parsed_as_given(fields: tuple[int, ...]) -> None:
+def test_a_parsed_header_has_the_fields_that_were_written(fields: tuple[int, ...]) -> None:
     data = naive.HEADER.pack(*fields)
     header = b.parse_header(b"??" + data, 2)
     assert header == b.BatchHeader(*fields)

@@ -206,7 +206,7 @@ def test_keyless_rows_are_refused_if_the_topic_has_become_compacted_since(
     keyless = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
     staged = stage(engine, keyless, topic="d")
     engine.alter_topic("d", {"cleanup.policy": "compact"})
-    with pytest.raises(InvalidInputError, match="has become compacted while the batch was written"):
+    with pytest.raises(InvalidInputError, match="was made compacted while the batch was written"):
         engine.commit([staged], now_ms=NOW_MS)
     assert pairs(engine, "d") == []
 

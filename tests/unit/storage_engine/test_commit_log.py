@@ -307,9 +307,7 @@ def test_a_writer_that_commits_without_a_pause_lets_others_commit(
     assert min(made.values()) >= 5
 
 
-def test_writers_at_once_lose_nothing_and_double_nothing(
-    address: StoreAddress, log: CommitLog
-) -> None:
+def test_concurrent_writers_lose_and_double_nothing(address: StoreAddress, log: CommitLog) -> None:
     def write(writer: str) -> None:
         own, _ = opened(address)
         filled(own, 12, writer)

@@ -22,13 +22,13 @@ def test_without_a_check_a_stopped_committer_believes_in_a_lost_commit() -> None
         Model(Check.NOTHING, tries=(1, 2), commits=2).explore()
 
 
-def test_to_ask_the_boundary_of_the_own_commit_alone_is_not_enough() -> None:
+def test_a_commit_must_ask_the_boundary_for_the_commits_it_has_read_too() -> None:
     """A commit that was read on the way may be one that a stopped committer made again."""
     with pytest.raises(Violation, match="believes"):
         Model(Check.LATE_BOUNDARY, tries=(1, 1, 3), commits=4, has_reader=False).explore()
 
 
-def test_to_ask_for_the_commit_before_is_not_enough() -> None:
+def test_a_commit_must_ask_for_more_than_the_commit_before() -> None:
     """A second stopped committer may have made that one again. SlateDB: issues 352 and 1622."""
     with pytest.raises(Violation, match="believes"):
         Model(Check.PREDECESSOR, tries=(1, 1, 3), commits=3, has_reader=False).explore()

@@ -169,7 +169,7 @@ def test_gaps_are_told_and_are_no_damage(log: Path) -> None:
 @pytest.mark.parametrize(
     ("tail", "kind"), [(b"garbage", "trailing bytes"), (bytes(5000), "preallocated")]
 )
-def test_what_follows_the_last_batch_is_counted(log: Path, tail: bytes, kind: str) -> None:
+def test_bytes_after_the_last_batch_are_counted(log: Path, tail: bytes, kind: str) -> None:
     with log.open("ab") as file:
         file.write(tail)
     (found,) = of_type(dumped(log), "finding")

@@ -130,7 +130,7 @@ def with_faults() -> dict[str, tuple[bytes, int]]:
 POLICIES = [FaultPolicy(*actions) for actions in itertools.product(FaultAction, FaultAction)]
 
 
-def test_a_scan_of_bytes_in_no_file_is_that_of_a_file(tmp_path: Path) -> None:
+def test_bytes_in_memory_are_scanned_as_a_file_is(tmp_path: Path) -> None:
     path = tmp_path / "0.log"
     for data, limit in with_faults().values():
         path.write_bytes(data)

@@ -343,7 +343,7 @@ def test_a_row_without_a_key_is_refused_once_the_topic_is_compacted(
     writer.append("d", pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())}))
     message = writer.finish()
     other.alter_topic("d", {"cleanup.policy": "compact"})
-    with pytest.raises(InvalidInputError, match="has become compacted"):
+    with pytest.raises(InvalidInputError, match="was made compacted"):
         log.commit([message], now_ms=NOW_MS)
     assert data_objects(log) == []
 
@@ -355,9 +355,9 @@ def test_a_message_that_names_another_object_is_refused(log: ObjectLog) -> None:
         wrong = StagedMessage(
             0, message.topic_ids, (type(file)(name, 1, 1),), message.runs, message.rows
         )
-        with pytest.raises(InvalidInputError, match="is no object of records"):
+        with pytest.raises(InvalidInputError, match="is not an object of records"):
             log.commit([wrong])
-        with pytest.raises(InvalidInputError, match="is no object of records"):
+        with pytest.raises(InvalidInputError, match="is not an object of records"):
             log.abort([wrong])
 
 

@@ -111,7 +111,7 @@ def test_a_pin_holds_for_ten_minutes_after_it_was_renewed(engine: DirectoryLog) 
     ) == (1, NOW + 2 * LEASE_MS)  # fmt: skip
 
 
-def test_a_time_far_in_the_future_is_no_lease(engine: DirectoryLog) -> None:
+def test_a_lease_that_ends_far_in_the_future_does_not_count(engine: DirectoryLog) -> None:
     """A host whose clock is wrong must not stop the cleaner for a year."""
     pin = pinned(engine)
     LogBuilder(engine).fill()

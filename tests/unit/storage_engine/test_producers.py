@@ -473,7 +473,7 @@ def test_a_copy_goes_its_own_way() -> None:
     assert other.first_unstable_offset() is None
 
 
-def test_equal_are_equal_entries_at_the_same_end() -> None:
+def test_producers_are_equal_if_their_entries_and_their_ends_are() -> None:
     assert state(data(P, 0)) == state(data(P, 0))
     assert state(data(P, 0)) != state(data(P, 0, time=1))
     assert Producers(end_offset=1) != Producers(end_offset=2)

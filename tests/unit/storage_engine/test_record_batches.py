@@ -79,7 +79,7 @@ def test_a_record_is_a_tuple_or_a_dict_of_its_fields(log: KafkaLog, record: Any)
     assert rows(log) == [(b"k", b"v", None, TIME_MS)]
 
 
-def test_a_row_of_spark_is_taken_by_its_names(log: KafkaLog) -> None:
+def test_the_fields_of_a_spark_row_are_taken_by_name(log: KafkaLog) -> None:
     row = pytest.importorskip("pyspark.sql").Row
     log.append("t", [row(value="v", key=b"k"), row(a="k", b="v")], now_ms=TIME_MS)
     assert rows(log) == [(b"k", b"v", None, TIME_MS)] * 2

@@ -83,7 +83,7 @@ def test_what_was_taken_is_the_takers_alone() -> None:
     assert cache.take(moment(), 20) is None
 
 
-def test_the_one_that_reaches_furthest_is_taken() -> None:
+def test_the_markers_that_reach_furthest_are_taken_first() -> None:
     cache = MarkerCache()
     far, near = markers(0, 100), markers(0, 50)
     cache.give(moment(), far, 0)

@@ -1,4 +1,4 @@
-"""A table that follows a stream: kafkalog next to Delta Lake.
+"""A table that follows a stream: kafkalog beside Delta Lake.
 
     python -m bench.peers [NAME ...] [--quick] [--json] [--path DIR] [--batches N] [--keys N]
 

@@ -124,7 +124,7 @@ def test_another_user_reads_a_log_and_is_told_why_it_cannot_write(shared: Path) 
         refuse_to_write(log, "Permission denied")
 
 
-def test_after_a_new_boot_who_may_only_read_a_log_still_reads_it(
+def test_a_user_who_may_only_read_still_reads_the_log_after_a_new_boot(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The journal is to be settled then, by who may write it: a reader can do without."""

@@ -344,10 +344,11 @@ def _pin(at: Judged) -> Reason:
 def _tombstones(at: Judged) -> Reason:
     horizon, count = at.plan.earliest_delete_horizon_ms or 0, at.tombstones or 0
     what = f"{count} tombstone{'s' * (count != 1)}" if count else "Tombstones"
+    them = "it" if count == 1 else "them"
     return Reason(
         "tombstones",
-        f"{what} wait{'s' * (count == 1)} for the delete horizon that a cleaning has set, by the "
-        f"delete.retention.ms of that time; the first may go at {utc_time(horizon)}.",
+        f"{what} stay{'s' * (count == 1)} for followers to see, for the delete.retention.ms that "
+        f"held when a cleaning first met {them}; the first may go at {utc_time(horizon)}.",
         None,
         horizon,
     )
@@ -366,11 +367,11 @@ _SENTENCES: Final[Mapping[Why, Callable[[Judged], Reason]]] = {
     ),
     Why.POLICY: _policy,
     Why.CLEANING: lambda at: Reason(
-        "cleaning", "Some process cleans it, or deletes from it, at this moment."
+        "cleaning", "A process is cleaning it, or deleting from it, at this moment."
     ),
     Why.PAUSED: lambda at: Reason(
         "paused",
-        "Some process keeps cleaners away from it (abort_and_pause).",
+        "A process keeps cleaners away from it (abort_and_pause).",
         "it ends with that process, at the latest",
     ),
     Why.UNCLEANABLE: _uncleanable,

@@ -162,7 +162,10 @@ class KTableView:
         Raises InvalidInputError, and StorageError if this view runs here or in another process.
         """
         if self._spark is None:
-            raise InvalidInputError("this view was made without a Spark session; it cannot start")
+            raise InvalidInputError(
+                "this view was made without a Spark session, so it cannot start: "
+                "KTableView(spark, ...)"
+            )
         with self._mutex:
             query = self._query
             if query is not None and query.isActive and not (rebuild or self._recreation()):

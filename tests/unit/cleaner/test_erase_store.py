@@ -251,7 +251,9 @@ def during_the_first_swap(log: ObjectLog, act: Callable[[ObjectLog], Any]) -> Er
 
 
 @pytest.mark.parametrize("is_regrouped", [False, True])
-def test_another_cleaner_that_is_quicker_keeps_no_key(log: ObjectLog, is_regrouped: bool) -> None:
+def test_an_erasure_is_complete_if_another_cleaner_is_quicker(
+    log: ObjectLog, is_regrouped: bool
+) -> None:
     fill(log)
     if is_regrouped:
         upkeep.regroup_due(log, force=True, now_ms=NOW)

@@ -82,7 +82,7 @@ def test_a_path_may_be_relative_or_a_uri(tmp_path: Path, monkeypatch: pytest.Mon
         assert KTable(None, path, "t").lookup("a")
 
 
-def test_what_is_no_log_or_no_topic_is_said_at_once(tmp_path: Path) -> None:
+def test_a_missing_log_or_topic_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no log here"):
         KTable(None, tmp_path, "t")
     append_compacted(tmp_path, ("a", "1"))

@@ -155,7 +155,7 @@ def test_a_batch_waits_for_enough_records_or_long_enough(tmp_path: Path) -> None
     assert counts(streaming.trigger()) == {0: 5, 1: 5}
 
 
-def test_least_and_most_and_delay_go_together(tmp_path: Path) -> None:
+def test_a_triggers_minimum_maximum_and_delay_work_together(tmp_path: Path) -> None:
     append_to(tmp_path, "t", {0: 21, 1: 11, 2: 1})
     streaming = query(
         tmp_path, minOffsetsPerTrigger="15", maxTriggerDelay="5s", maxOffsetsPerTrigger="20"

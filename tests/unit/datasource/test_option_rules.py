@@ -318,7 +318,7 @@ def test_malformed_offsets_are_refused_and_shown(text: str) -> None:
         ({"kafka.isolation.level": "READ_COMMITTED"}, "read_committed"),
     ],
 )
-def test_the_isolation_level_is_the_one_given_else_read_committed(
+def test_the_isolation_level_is_read_committed_unless_given(
     given: dict[str, str], level: str
 ) -> None:
     assert SourceOptions.parse({"path": "/log", "subscribe": "t", **given}).isolation_level == level

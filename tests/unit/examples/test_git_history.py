@@ -259,7 +259,7 @@ def test_odd_modes_of_old_repositories_are_read_as_git_reads_them(repository: Re
 
 
 @pytest.mark.parametrize("object_format", ["sha1", "sha256"])
-def test_both_object_formats(tmp_path: Path, object_format: str) -> None:
+def test_a_history_reads_both_of_gits_object_formats(tmp_path: Path, object_format: str) -> None:
     path = tmp_path / object_format
     subprocess.run(["git", "init", "-q", f"--object-format={object_format}", str(path)], check=True)
     repository = Replayed(path)

@@ -238,7 +238,7 @@ def test_an_uncleanable_partition_says_why_since_when_and_until_when(place: Plac
     assert "tries again" in finding(place, "uncleanable", retry_at_ms).sentence
 
 
-def test_the_command_that_is_said_to_show_damage_shows_it(
+def test_the_command_that_explain_names_shows_the_damage(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
     filled(place).spoil(1)
@@ -273,7 +273,7 @@ def test_tombstones_wait_until_a_known_time(place: Place) -> None:
     place.log.clean("t", force=True, now_ms=NOW_MS)
     assert codes(place) == ["all clean", "tombstones"]
     found = finding(place, "tombstones")
-    assert found.sentence.startswith("2 tombstones wait for the delete horizon")
+    assert found.sentence.startswith("2 tombstones stay for followers to see")
     assert found.until_ms == NOW_MS + HOUR_MS
     due = finding(place, "due", NOW_MS + HOUR_MS)
     assert "delete horizon" in due.sentence

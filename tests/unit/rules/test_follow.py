@@ -162,7 +162,7 @@ def test_all_partitions_are_read_in_turn(place: Place) -> None:
         next(place.log.read("t", start=1))
 
 
-def test_where_there_are_no_records_one_empty_batch_has_the_columns(place: Place) -> None:
+def test_an_empty_topic_gives_one_empty_batch_with_the_columns(place: Place) -> None:
     place.topic(partitions=2)
     for arguments in ({}, {"partition": 1}, {"columns": ["key"]}, {"include_headers": True}):
         (empty,) = place.log.read("t", **arguments)

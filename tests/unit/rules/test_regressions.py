@@ -358,7 +358,7 @@ def test_offsets_in_any_order_are_a_range_or_nothing(
     assert {8, 9} <= set(offsets(dump(place.engine)))
 
 
-def test_the_active_segment_is_in_no_ratio(place: Place) -> None:
+def test_the_dirty_ratio_leaves_out_the_active_segment(place: Place) -> None:
     """KAFKA-2660"""
     filled(place).log.clean(now_ms=1)
     place.log.alter_topic("t", {"segment.bytes": "1000000"})

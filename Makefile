@@ -97,9 +97,9 @@ moment-test: $(READY) ## 100 reads and 20 joins during commits and cleanings; va
 	KAFKALOG_MOMENTS=full KAFKALOG_LARGE=full $(BIN)/python -m pytest -s tests/acceptance/test_one_moment.py \
 	    tests/acceptance/test_large_values.py $(ARGS)
 
-tables-test: $(READY) ## 1000 histories of materialized tables by their rule, and as many in Spark; 200 each of lookups and of rows out of order
+tables-test: $(READY) ## 1000 histories of materialized tables by their rule, and as many in Spark; 500 of restored tables; 200 each of lookups and of rows out of order
 	KAFKALOG_TABLES=full $(BIN)/python -m pytest tests/unit/rules/test_table_moment.py \
-	    tests/unit/rules/test_key_lookup.py \
+	    tests/unit/rules/test_key_lookup.py tests/unit/rules/test_restored_tables.py \
 	    tests/spark/sink/test_spark_versions.py tests/spark/sink/test_spark_delta.py \
 	    tests/spark/datasource/test_materialized_table.py \
 	    tests/spark/datasource/test_materialized_versions.py $(ARGS)

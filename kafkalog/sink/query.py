@@ -133,6 +133,27 @@ def _planned_by(checkpoint: str, batch_id: int, caller: str) -> str:
     return query_id
 
 
+def start_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets | None:
+    """Return where the micro-batch begins: the end of the one before, {} for the first.
+
+    None if the checkpoint of a query under Spark Connect is not known, or lacks that micro-batch.
+    Raises InvalidInputError if `running` does not run in this Spark session.
+    """
+    if running.batch_id == 0:
+        return {}
+    before = replace(running, batch_id=running.batch_id - 1)
+    if is_connect(frame) and checkpoint_directory(running.checkpoint) is None:
+        return None
+    try:
+        return end_offsets_of_driver(frame, before, dict)
+    except (StorageError, _NotPlannedError):
+        return None
+
+
+class _NotPlannedError(InvalidInputError):
+    """The offset log lacks a micro-batch."""
+
+
 def end_offsets_of_driver(
     frame: DataFrame, running: MicroBatch, reached: Callable[[], EndOffsets]
 ) -> EndOffsets:
@@ -152,7 +173,7 @@ def end_offsets_of_driver(
     log = _execution(frame, running).offsetLog()
     entry = log.get(running.batch_id)
     if entry.isEmpty():
-        raise InvalidInputError(
+        raise _NotPlannedError(
             f"query {running.query_id}, micro-batch {running.batch_id}: not in the offset log of "
             "the query's checkpoint"
         )

@@ -14,6 +14,11 @@ class GivenSchemas:
     """Avro schemas by id, those of one subject: the one with the highest id is the latest."""
 
     def __init__(self, schemas: Mapping[int, str]) -> None:
+        if not isinstance(schemas, Mapping):
+            raise InvalidInputError(
+                "SchemaRegistry: expected schemas as {7: '...'}, the text of each by its id, "
+                f"found {schemas!r}"
+            )
         self._schemas: dict[int, RegisteredSchema] = {}
         for number, text in sorted(schemas.items()):
             if not isinstance(number, int) or not isinstance(text, str):

@@ -161,3 +161,9 @@ def test_a_time_that_no_commit_can_have_is_refused(
 def test_what_needs_a_directory_says_so(filled: KafkaLog, act: Callable[[KafkaLog], Any]) -> None:
     with pytest.raises(InvalidInputError, match="object store cannot do this"):
         act(filled)
+
+
+@pytest.mark.parametrize("given", [None, 5, b"log", "a\0b", [None], ["log", 5]])
+def test_what_is_no_path_is_refused_and_named(given: Any) -> None:
+    with pytest.raises(InvalidInputError, match="path"):
+        kafkalog.open(given, create=False)

@@ -7,9 +7,12 @@ Invariants:
   id is a repetition and changes nothing. A lower one is refused, a higher one applied.
 - An equal batch id that may reach further than the position is applied again. Spark does not sync
   its checkpoints: after a power cut it may plan the last micro-batch again, from the same start,
-  with records that have come since.
+  with records that have come since. One that only falls short of the position is refused: the log
+  has lost records that the table has.
 - A micro-batch without rows advances the position too.
-- The transaction checks for a gap too, since the table may vanish while Spark computes the rows.
+- A micro-batch that begins above the position is refused: the table was restored or lost, and
+  would lack the records between. The transaction checks it too, since the table may vanish while
+  Spark computes the rows.
 """
 
 from __future__ import annotations
@@ -25,7 +28,13 @@ from typing import TYPE_CHECKING, Unpack
 from kafkalog.errors import CommitConflictError, InvalidInputError
 from kafkalog.plain_errors import plain_in_batch, refusal
 from kafkalog.sink.plan import other_ends, sync_plan
-from kafkalog.sink.query import EndOffsets, MicroBatch, end_offsets_of_driver, micro_batch_of_driver
+from kafkalog.sink.query import (
+    EndOffsets,
+    MicroBatch,
+    end_offsets_of_driver,
+    micro_batch_of_driver,
+    start_offsets_of_driver,
+)
 from kafkalog.sink.upsert.bad_records import BadRecords, Refusal
 from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import RowShape, UpsertRows
@@ -65,6 +74,8 @@ class Batch:
     """End offsets that the table has reached before, if the micro-batch was planned again."""
     other_ends: str | None = None
     """Where the sources end that are no Kafka logs, as in `Position`."""
+    start_offsets: EndOffsets | None = None
+    """Where the micro-batch begins, by topic and partition; None if that is not known."""
 
     def position(self, *, refused: int = 0) -> Position:
         """Return the position that the target stores with the rows.
@@ -91,6 +102,28 @@ class Batch:
             end > position.end_offsets.get(topic, {}).get(partition, -1)
             for topic, partitions in self.end_offsets.items()
             for partition, end in partitions.items()
+        )
+
+    def falls_short_of(self, position: Position) -> bool:
+        """Return whether the table has records of a partition that the micro-batch ends before."""
+        return any(
+            end < position.end_offsets.get(topic, {}).get(partition, 0)
+            for topic, partitions in self.end_offsets.items()
+            for partition, end in partitions.items()
+        )
+
+    def begins_beyond(self, position: Position | None) -> bool | None:
+        """Return whether offsets lie between the table's `position` and the micro-batch.
+
+        None if its begin is not known, or the query reads no Kafka log.
+        """
+        if not self.start_offsets:
+            return None
+        known = {} if position is None else position.end_offsets
+        return any(
+            start > known.get(topic, {}).get(partition, 0)
+            for topic, partitions in self.start_offsets.items()
+            for partition, start in partitions.items()
         )
 
     def record_count_max(self, position: Position | None) -> int | None:
@@ -149,7 +182,8 @@ class Upsert(ABC):
             it fails in its first micro-batch.
         on_new_column: "add" adds a column that the rows have and the table lacks. Old rows have
             null there. "fail" refuses the micro-batch, and the error has the statement.
-        reset_writer: accept a batch id below the last one, after you restored a checkpoint.
+        reset_writer: accept a batch id below the last one, after you restored a checkpoint, and one
+            that begins above the table's position, after you restored or dropped the table.
         replace_first: a query that the table does not know replaces all rows with its first
             micro-batch. The stream must start at the beginning of the log.
 
@@ -225,6 +259,7 @@ class Upsert(ABC):
             replace(running, query_id=query_id),
             end_offsets,
             other_ends=other_ends(running.checkpoint, batch_id),
+            start_offsets=start_offsets_of_driver(df, running),
         )
 
     def take(
@@ -235,10 +270,12 @@ class Upsert(ABC):
         end_offsets: EndOffsets,
         *,
         other_ends: str | None = None,
+        start_offsets: EndOffsets | None = None,
     ) -> None:
         """Apply one micro-batch of a query that the caller knows.
 
-        `other_ends` are those of its sources that aren't Kafka logs, as in `Position`.
+        `other_ends` are those of its sources that aren't Kafka logs, as in `Position`. It begins at
+        `start_offsets`, if they are known.
         """
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:
@@ -260,6 +297,7 @@ class Upsert(ABC):
                 {} if position is None or batch_id > position.batch_id else position.end_offsets
             ),
             other_ends=other_ends,
+            start_offsets=start_offsets,
         )
         try:
             self._take(df, batch, position, running)
@@ -274,8 +312,7 @@ class Upsert(ABC):
         self, df: DataFrame, batch: Batch, position: Position | None, running: MicroBatch
     ) -> None:
         if self.is_due(batch, position):
-            if self.refuses_gaps:  # refuse early; the transaction logs the warning
-                self._check_gap(batch, position)
+            self._refuse_gap(batch, position)  # early; the transaction logs the warning
             self.shape.ask_for(df, batch.end_offsets.keys())
             if self.bad_records.are_left_out:
                 # The log would drop the dead letters of another plan.
@@ -362,7 +399,8 @@ class Upsert(ABC):
     def is_due(self, batch: Batch, position: Position | None) -> bool:
         """Return whether the micro-batch must be applied to a table at `position`.
 
-        A repetition is logged at WARNING. Raises CommitConflictError for a batch id below the last.
+        A repetition is logged at WARNING. Raises CommitConflictError for a batch id below the last,
+        and for the last one with fewer records.
         """
         comes = batch.after(position)
         if position is None or comes in {Comes.NEXT, Comes.SKIPPING}:
@@ -377,6 +415,15 @@ class Upsert(ABC):
                     batch.query_id,
                 )
                 return True
+            if comes is Comes.PLANNED_ANEW and batch.falls_short_of(position):
+                if self.reset_writer:
+                    return True
+                raise CommitConflictError(
+                    f"{self.where}: micro-batch {batch.batch_id} of query {batch.query_id} comes "
+                    "again with fewer records than the table has: the log was restored from an "
+                    "earlier moment, or it is planned with a lower limit; reset_writer=True "
+                    "accepts it"
+                )
             _log.warning(
                 "%s: micro-batch %d of query %s was applied before; its repetition is skipped",
                 self.where,
@@ -394,14 +441,30 @@ class Upsert(ABC):
 
     def _check_gap(self, batch: Batch, position: Position | None) -> None:
         """Warn, or raise CommitConflictError, if the table misses micro-batches of the query."""
-        if batch.after(position) is not Comes.SKIPPING:
+        self._refuse_gap(batch, position)
+        if batch.after(position) is Comes.SKIPPING and batch.begins_beyond(position) is not False:
+            _log.warning(self._gap(batch, position))
+
+    def _refuse_gap(self, batch: Batch, position: Position | None) -> None:
+        comes = batch.after(position)
+        if self.refuses_gaps and comes is Comes.SKIPPING:
+            again = "start the view again, it will be rebuilt"
+            raise CommitConflictError(f"{self._gap(batch, position)}; {again}")
+        follows = comes in {Comes.NEXT, Comes.SKIPPING, Comes.PLANNED_ANEW}
+        if not follows or self.reset_writer or not batch.begins_beyond(position):
             return
+        at = None if position is None else (batch.run_id, position.batch_id)
+        if at is None or _applied.get((self.where, batch.query_id)) != at:
+            # Otherwise the user's function left micro-batches of this run out.
+            raise CommitConflictError(
+                f"{self._gap(batch, position)}. Restore table and checkpoint of one moment, or "
+                "fill a new table from a new checkpoint; reset_writer=True accepts the gap"
+            )
+
+    def _gap(self, batch: Batch, position: Position | None) -> str:
         last = "none" if position is None else position.batch_id
-        words = (
+        return (
             f"{self.where}: its last micro-batch of query {batch.query_id} is "
             f"{last}, the next is {batch.batch_id}: the table "
             "was restored from a backup or created again, and lacks the changes between"
         )
-        if self.refuses_gaps:
-            raise CommitConflictError(f"{words}; start the view again, it will be rebuilt")
-        _log.warning(words)

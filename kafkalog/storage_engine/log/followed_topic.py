@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
 from kafkalog.errors import DataLossError, InvalidInputError
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.log.following import Following
 from kafkalog.storage_engine.reading import time_offsets
 
@@ -43,6 +45,9 @@ class FollowedTopic:
         """`faults` is entered while records are read; `KafkaLog.follow` has the others."""
         from kafkalog.schema import changelog_schema
 
+        is_number = isinstance(poll_s, (int, float)) and not isinstance(poll_s, bool)
+        if not is_number or not 0 < poll_s < math.inf:
+            raise InvalidInputError(f"poll_s: expected seconds above 0, found {poll_s!r}")
         schema = changelog_schema(include_headers=include_headers)
         is_committed = isolation_level == time_offsets.READ_COMMITTED
 
@@ -113,4 +118,9 @@ def _starts(
             f"start: expected {EARLIEST!r}, {LATEST!r} or a dict {{partition: offset}}, "
             f"found {start!r}"
         )
-    return firsts | dict(start)
+    offset_of = "start: the offset of partition"
+    given = {
+        whole_number("start: a partition", number): whole_number(f"{offset_of} {number}", offset)
+        for number, offset in start.items()
+    }
+    return firsts | given

@@ -67,8 +67,15 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     if isinstance(given, str):
         texts = _split(given)
     else:
-        texts = [str(path) for path in ([given] if isinstance(given, Path) else given)]
+        listed = given if isinstance(given, Sequence) else [given]
+        texts = [str(path) for path in listed if isinstance(path, (str, Path))]
+        if len(texts) < len(listed):
+            raise InvalidInputError(
+                f"expected a path, an address or a list of paths, found {given!r}"
+            )
     for text in texts:
+        if "\0" in text:
+            raise InvalidInputError(f"{text!r}: no path has a null character")
         if is_url(text):
             raise InvalidInputError(
                 f"{shown(text)}: a log directory has no URL (expected a path). Only a log in an "

@@ -160,6 +160,37 @@ def test_an_upsert_from_files_takes_what_a_restored_checkpoint_brings(
     assert run() == ["a", "b", "e"]
 
 
+def test_an_upsert_refuses_a_table_that_was_put_back_or_is_gone_until_its_writer_is_reset(
+    spark: Any, tmp_path: Path
+) -> None:
+    log, database = log_in(tmp_path), tmp_path / "table.db"
+
+    def run(*, reset: bool = False) -> list[str]:
+        options = {"subscribe": "in", "startingOffsets": "earliest", "path": str(log)}
+        frame = spark.readStream.format("kafkalog").options(**options).load()
+        upsert = SQLiteUpsert(database, "kept", key_type="string", reset_writer=reset)
+        writer = frame.writeStream.foreachBatch(upsert)
+        finish(writer.option("checkpointLocation", str(tmp_path / "checkpoint")))
+        with closing(sqlite3.connect(database)) as connection:
+            return sorted(key for (key,) in connection.execute("select key from kept"))
+
+    for key in "ab":
+        feed(log, "in", key)
+        run()
+        if key == "a":
+            shutil.copy(database, tmp_path / "saved")
+    for saved in (tmp_path / "saved", None):
+        for file in tmp_path.glob("table.db*"):
+            file.unlink()
+        if saved is not None:
+            shutil.copy(saved, database)
+        feed(log, "in", "c")
+        assert "lacks the changes between" in error_of(run)
+    assert run(reset=True) == ["c"]
+    feed(log, "in", "d")
+    assert run() == ["c", "d"]
+
+
 def test_a_topic_left_out_by_mistake_fails_and_the_right_query_goes_on(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -73,6 +75,24 @@ def test_a_start_of_another_kind_is_refused(place: Place) -> None:
         place.log.follow("t", "beginning")
     with pytest.raises(InvalidInputError, match="isolation level"):
         place.log.follow("t", isolation_level="serializable")
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"start": {0: "1"}}, "start: the offset of partition 0: expected a whole number"),
+        ({"start": {0: 1.5}}, "start: the offset of partition 0: expected a whole number"),
+        ({"start": {"0": 0}}, "start: a partition: expected a whole number"),
+        *(({"poll_s": each}, "poll_s: expected seconds above 0") for each in (0, -1, "1", None)),
+        ({"poll_s": math.nan}, "poll_s: expected seconds above 0"),
+        ({"poll_s": math.inf}, "poll_s: expected seconds above 0"),
+    ],
+)
+def test_a_follower_is_refused_at_once_for_what_is_no_offset_or_no_time(
+    place: Place, given: dict[str, Any], found: str
+) -> None:
+    with pytest.raises(InvalidInputError, match=found):
+        place.topic().log.follow("t", **given)
 
 
 def test_a_follower_ends_with_the_log(place: Place) -> None:

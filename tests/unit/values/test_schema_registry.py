@@ -238,6 +238,7 @@ def test_given_schemas_are_known_by_id() -> None:
         {"schemas": {1: V1}, "topic": "t"},
         {"schemas": {1: V1}, "config": {}},
         {"schemas": {"1": V1}},
+        {"schemas": 5},
         {"schemas": {1: json.loads(V1)}},
         {"schemas": {1: "no json"}},
         {"url": "ftp://host"},

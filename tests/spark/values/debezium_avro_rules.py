@@ -21,6 +21,8 @@ from tests.spark.values.values_session import framed
 
 spark = values_session.spark
 PLACEHOLDER = "__debezium_unavailable_value"
+MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+DIGITS = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
 LITERALS = {
     "boolean": "boolean",
     "int16": "int",
@@ -330,6 +332,42 @@ def test_a_null_that_the_schema_does_not_allow_fails_the_query(spark: Any) -> No
     written = kafkalog.value_bytes(frame, avro=registry, subject="t-value")
     with pytest.raises(Exception, match="the field id is null, and the schema 300 has no null"):
         written.collect()
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "problem"),
+    [
+        ("int", "5L", "the column n is bigint .expected int,"),
+        ("int", "5S", None),
+        ("float", "0.1D", "the column n is double .expected float,"),
+        (
+            "long",
+            "timestamp'2020-01-01 00:00:00.123'",
+            "the column n is timestamp .expected bigint,",
+        ),
+        (["null", "int", "string"], "1", "the column n is int .expected struct<member0:int,"),
+        ({"type": "array", "items": ["null", "long"]}, "array(1L, null)", None),
+        ({"type": "array", "items": "int"}, "array(1L)", "the column n is array<bigint>"),
+        (MILLIS, "timestamp'2020-01-01 00:00:00.123'", None),
+        (["null", MILLIS], "cast(null as timestamp)", None),
+        (MILLIS, "timestamp'2020-01-01 00:00:00.1234'", "the field n has microseconds, and the"),
+        (DIGITS, "1.25BD", "the column n is decimal.3,2. .expected decimal.10,2.,"),
+        (DIGITS, "cast(1.25 as decimal(10,2))", None),
+    ],
+)
+def test_a_value_is_written_as_it_is_or_refused(
+    spark: Any, kind: Any, column: str, problem: str | None
+) -> None:
+    schema = {"type": "record", "name": "R", "fields": [{"name": "n", "type": kind}]}
+    registry = values_session.given({300: schema})
+    rows = spark.sql(f"SELECT {column} AS n")
+    if problem is not None:
+        with pytest.raises(Exception, match=problem):
+            kafkalog.value_bytes(rows, avro=registry, subject="t-value").collect()
+        return
+    written = kafkalog.value_bytes(rows, avro=registry, subject="t-value")
+    back = kafkalog.value_columns(written, avro=registry)
+    assert back.collect() == rows.collect()
 
 
 def test_the_example_makes_a_table_of_a_disk_without_broker_and_registry(

@@ -83,7 +83,8 @@ def verify(
     StorageError if a file could not be checked.
     """
     root = root.absolute()
-    directory_signs.check_is_directory(root)
+    for each in (root, *beside):
+        directory_signs.check_is_directory(each)
     faults: list[str] = []
     at_ms = clock.now_ms() if now_ms is None else now_ms
     if _is_partition(root):

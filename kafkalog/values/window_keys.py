@@ -49,15 +49,15 @@ def window_columns(records: Records, form: str) -> Records:
     """Return records of a topic of Kafka Streams with the windows of their keys as columns.
 
     `records` is a Spark DataFrame, also of a stream, or a pyarrow Table or RecordBatch, with a
-    binary column `key`. The result has the key that the application knows in `key`, and after the
-    other columns `window_start` (timestamp), `window_end` (timestamp, only with `session`) and
-    `window_number` (int, only with `window-store`). `form` is one of the table in this module. A
-    null key stays null, and so does its window.
+    binary column `key`. `form` is one of the table in this module. In the result, `key` is the
+    key that the application knows. The timestamp `window_start` comes after the other columns.
+    With `session` the timestamp `window_end` follows, and with `window-store` the int
+    `window_number`. A null key stays null, and so does its window.
 
-    A key that cannot be of the form is an error with the record's place: one that is too short,
-    with a time before 1970 or after 9999, or with a session that ends before it starts. Raises
-    InvalidInputError for that in pyarrow, for another form, and for columns that are missing or
-    there already; with Spark the query fails. Kafka: WindowKeySchema, SessionKeySchema.
+    A key that cannot be of the form is an error with the record's place. It is too short, has a
+    time before 1970 or after 9999, or a session that ends before it starts. With Spark the query
+    fails then. Raises InvalidInputError for such a key in pyarrow, for another form, and for
+    columns that are missing or there already. Kafka: WindowKeySchema, SessionKeySchema.
     """
     if form not in _FORMS:
         raise InvalidInputError(f"window_columns: form is one of {', '.join(_FORMS)}, not {form!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import shlex
@@ -29,8 +30,10 @@ from tests.builders.segment_files import write_segment  # noqa: E402
 from tests.spark_home import make_spark_home  # noqa: E402
 from tests.unit.cli.conftest import kafkalog  # noqa: E402, F401 - a fixture
 from tests.unit.storage_engine.broker_root import BrokerRoot  # noqa: E402
+from tests.unit.values.test_window_keys import written as streams_records  # noqa: E402
 
 DOCS = ROOT / "docs"
+VALUES = ROOT / "tests/unit/values"
 BLOCK = re.compile(r"^```(python|console)\n(.*?)^```\n(?:```text\n(.*?)^```$)?", re.M | re.S)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 
@@ -51,8 +54,36 @@ def dead_broker(root: Path) -> None:
         tail.write(batch(100, 10).data[:100])
 
 
-PREPARED: dict[str, Callable[[Path], None]] = {"dead-broker": dead_broker}
-GUIDES = ["tutorial", "python", "dead-broker", "ktables", "spark-connect", "erasing"]
+def connect_and_streams(root: Path) -> None:
+    """A directory with what Kafka Connect and Kafka Streams wrote to their topics."""
+    apps = BrokerRoot(root / "apps-logs")
+    made_of: dict[str, BatchBuilder] = {}
+    for line in (VALUES / "connect_topics.txt").read_text().splitlines():
+        topic, key, value = json.loads(line)
+        made_of.setdefault(topic, BatchBuilder()).add(key.encode(), value.encode())
+    for topic in ("app-windows-changelog", "app-counts-changelog"):
+        made_of[topic] = BatchBuilder()
+        for key, value, ms in streams_records(topic):
+            made_of[topic].add(key, value, timestamp=ms)
+    for number, (topic, records) in enumerate(made_of.items()):
+        made_at = apps.partition(f"{topic}-0", (0,), 0, topic_id=f"{number}" + "A" * 21)
+        write_segment(made_at, 0, [records.build()])
+    apps.shut_down()
+
+
+PREPARED: dict[str, Callable[[Path], None]] = {
+    "dead-broker": dead_broker,
+    "connect-streams": connect_and_streams,
+}
+GUIDES = [
+    "tutorial",
+    "python",
+    "dead-broker",
+    "connect-streams",
+    "ktables",
+    "spark-connect",
+    "erasing",
+]
 
 
 @dataclass(frozen=True)

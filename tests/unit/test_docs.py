@@ -29,6 +29,7 @@ DOCUMENTS = [
     "docs/deployment.md",
     "docs/cleaner.md",
     "docs/cluster.md",
+    "docs/connect-streams.md",
     "docs/conformance.md",
     "docs/erasing.md",
     "docs/first-mistakes.md",

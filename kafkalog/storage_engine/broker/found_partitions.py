@@ -191,7 +191,7 @@ def decide(
     shared = []
     for topic_id, names in _with_one_id(topic_ids).items():
         text = f"the topics {' and '.join(names)} have one id, {topic_id}"
-        shared.append(f"{text}: {layout.PARTITION_METADATA} of one of them is another topic's")
+        shared.append(f"{text}, which is that of one of them at most")
         guesses |= dict.fromkeys(names, text)
     deleted = tuple(name for name in topic_ids if known and name not in known)
     return FoundPartitions(

@@ -30,6 +30,7 @@ def open_broker(roots: Sequence[Path]) -> BrokerDirectories | None:
         is_broker = [root in copies or address.is_broker_directory(root) for root in roots]
     if len(roots) > 1 and not all(is_broker):
         root = roots[is_broker.index(False)]
+        directory_signs.check_is_directory(root)
         raise InvalidInputError(
             f"{root}: no Kafka broker's log directory (it has no {layout.META_PROPERTIES}, or is a "
             "log of kafkalog); several directories can only be read together if they are those of "

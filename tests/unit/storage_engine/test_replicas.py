@@ -258,6 +258,16 @@ def test_a_copy_makes_one_log_of_the_disks(tmp_path: Path, kind: str) -> None:
         ]
 
 
+@pytest.mark.parametrize("verb", ["verify", "status", "groups"])
+def test_a_disk_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    replica(broker(tmp_path / "1", 1), [(0, 0)], 10)
+    gone = tmp_path / "2"
+    assert run([verb, f"{tmp_path / '1'},{gone}"]) == 2
+    assert f"{gone}: there is no such directory" in capsys.readouterr().err
+
+
 def test_the_disks_of_several_brokers_are_only_read(tmp_path: Path) -> None:
     roots = brokers(tmp_path, ([(0, 0)], 50), ([(0, 0)], 50))
     before = [*map(contents, roots)]

@@ -11,15 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 NO_OFFSET: Final = "-"
 """In the place of a source that has nothing yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class OffsetLogEntry:
+class OffsetLogEntry(NamedTuple):
     """The ends of a micro-batch's sources."""
 
     sources: dict[str, str]

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 
 from kafkalog.errors import StorageError
@@ -63,7 +62,7 @@ def other_ends(location: str | None, batch_id: int) -> str | None:
         for name, end in entry.sources.items()
         if end != NO_OFFSET and not end_offsets([end])
     }
-    return _ends(directory, replace(entry, sources=others)) if others else None
+    return _ends(directory, entry._replace(sources=others)) if others else None
 
 
 def _entry(directory: Path, batch_id: int) -> OffsetLogEntry | None:

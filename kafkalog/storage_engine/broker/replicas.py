@@ -16,10 +16,9 @@ Kafka: LeaderEpochFileCache.endOffsetFor, AbstractFetcherThread.getOffsetTruncat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import KafkaLogError
 from kafkalog.storage_engine.format import layout, leader_epochs
@@ -56,8 +55,7 @@ def brokers_of(roots: Sequence[Path]) -> Mapping[Path, str]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Election:
+class Election(NamedTuple):
     """The replica that is believed, and how the others differ."""
 
     leader: LoadedPartition

@@ -85,9 +85,11 @@ class StagedContents:
                 if not piece:
                     return crc  # it was truncated meanwhile
                 crc = crc32c(piece, crc)
-                run_crc = crc32c(piece[max(0, start - position) :], run_crc)
+                if start:
+                    run_crc = crc32c(piece[max(0, start - position) :], run_crc)
                 position += len(piece)
-            self._crcs[name, start, length] = run_crc
+            # The first run's checksum is the one of the file so far.
+            self._crcs[name, start, length] = run_crc if start else crc
         return crc
 
     def pieces(self, message: StagedMessage, run: Run) -> Iterable[batch.Buffer]:

@@ -6,13 +6,11 @@ an upsert keeps decide by the same function; they differ in what they do then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class BatchIdentity:
+class BatchIdentity(NamedTuple):
     """A batch: its id, counted from 0, and where its sources end."""
 
     batch_id: int

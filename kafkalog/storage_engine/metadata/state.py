@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, lt
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError, UnknownTopicError
 from kafkalog.storage_engine.format import layout
@@ -204,8 +204,7 @@ def _topic_of(given: Mapping[str, Any]) -> TopicState:
     return TopicState(**{**given, "config": MappingProxyType(given["config"])})
 
 
-@dataclass(frozen=True, slots=True)
-class WriterState:
+class WriterState(NamedTuple):
     """The last batch that a writer committed."""
 
     batch_id: int
@@ -215,8 +214,7 @@ class WriterState:
     """Where the sources of a query's micro-batch end (`OffsetLogEntry.ends`); None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeletedTopic:
+class DeletedTopic(NamedTuple):
     """A deleted topic whose directories still exist; see `topic_deletion`."""
 
     name: str

@@ -12,7 +12,7 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from kafkalog.errors import CommitConflictError
 from kafkalog.storage_engine.metadata.batch_identity import BatchIdentity, Comes
@@ -25,8 +25,7 @@ TRANSACTION: Final = ("txnVersion", "give a higher txnVersion")
 """The number of a writer's batches, and the advice if that number has gone back."""
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchPlan:
+class MicroBatchPlan(NamedTuple):
     """Spark's checkpoint about a micro-batch, and about the one before it."""
 
     ends: str

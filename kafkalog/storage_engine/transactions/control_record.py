@@ -13,9 +13,8 @@ Kafka: ControlRecordType, EndTransactionMarker.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafkalog.errors import CorruptBatchError
 from kafkalog.storage_engine.format import compression, layout
@@ -29,8 +28,7 @@ _DECOMPRESSED_MAX = 1 << 20
 """Control batches are never compressed in practice; this bounds the memory of a bomb."""
 
 
-@dataclass(frozen=True, slots=True)
-class ControlRecord:
+class ControlRecord(NamedTuple):
     """The first record of a control batch.
 
     The stored number is `type` (`layout.CONTROL_TYPES` has the names; others are of a later Kafka),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.format import layout
@@ -31,8 +31,7 @@ _VERSION = 0
 _Read = TypeVar("_Read")
 
 
-@dataclass(frozen=True, slots=True)
-class AbortedTransaction:
+class AbortedTransaction(NamedTuple):
     """The batches of a producer from `first_offset` to its ABORT marker at `last_offset`."""
 
     producer_id: int

@@ -149,8 +149,7 @@ class Markers:
         self._count = sum(len(offsets) for offsets, _ in kept.values())
 
 
-@dataclass(frozen=True, slots=True)
-class LogIdentity:
+class LogIdentity(NamedTuple):
     """The log of a read, with the facts that show whether it has changed since."""
 
     directory: Path

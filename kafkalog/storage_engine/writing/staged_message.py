@@ -9,8 +9,7 @@ from typing import NamedTuple
 from kafkalog.storage_engine.format import layout
 
 
-@dataclass(frozen=True, slots=True)
-class StagedFile:
+class StagedFile(NamedTuple):
     """A file for the commit to verify: its name below the root, its size, its CRC-32C."""
 
     name: str

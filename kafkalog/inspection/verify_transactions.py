@@ -25,7 +25,6 @@ from kafkalog.storage_engine.transactions.control_record import read_control_rec
 
 _ABORTED: Final = layout.CONTROL_ABORT
 _UNKNOWN: Final = -1
-_FILE_SIZE_MAX: Final = 256 << 20
 _Entry = tuple[int, int, int, int, int]
 """Position, producer id, first offset, last offset, last stable offset."""
 
@@ -58,8 +57,8 @@ class TransactionCheck:
         self._begin(path, is_ours=is_ours)
         try:
             size = path.stat().st_size
-            if size > _FILE_SIZE_MAX:
-                found = Finding(path, 0, f"{_FILE_SIZE_MAX} bytes at most", f"{size} bytes")
+            if size > files.WHOLE_SIZE_MAX:
+                found = Finding(path, 0, f"{files.WHOLE_SIZE_MAX} bytes at most", f"{size} bytes")
                 yield from self._judged(found)
                 return
             data = files.read_file(path)

@@ -121,6 +121,8 @@ class Journal:
         self._missing = missing
         self._replay: _Replay | None = None
         """The last read of any thread; another thread may have read more."""
+        self._inode = 0
+        """The file that was read: a copy that was put back may have the same header."""
         self._recovered: _Replay | None = None
         """The base of the next record; only the holder of the commit lock sets it."""
         self._in_doubt = False
@@ -232,6 +234,9 @@ class Journal:
                 )
 
     def _read_header(self, fd: int) -> _Header:
+        inode = os.fstat(fd).st_ino
+        if inode != self._inode:
+            self._replay, self._inode = None, inode
         for _ in range(_READ_TRIES):
             block = files.read_at(fd, layout.JOURNAL_RECORDS_POSITION, 0)
             if len(block) < layout.JOURNAL_RECORDS_POSITION:

@@ -95,6 +95,25 @@ def test_a_reader_follows_record_by_record(path: Path) -> None:
     assert before.topics["t"].partitions[0].high_watermark == 2
 
 
+def test_a_copy_that_was_put_back_and_went_on_alike_is_read_anew(path: Path) -> None:
+    """Its header is the same: a length of as many digits gives a record of the same size."""
+    follower = filled(path)
+    copy = path.read_bytes()
+    writer = Journal(path)
+    writer.recover()
+    writer.append(partition_change(7))
+    assert high_watermark(follower) == 7
+    path.unlink()
+    path.write_bytes(copy)
+    writer = Journal(path)
+    writer.recover()
+    writer.append(partition_change(8))
+    assert high_watermark(follower) == 8
+    follower.recover()
+    follower.append(partition_change(9))
+    assert high_watermark(Journal(path)) == 9
+
+
 def unpublish(path: Path, published: bytes) -> None:
     with path.open("r+b") as file:
         file.seek(layout.JOURNAL_PUBLISHED_POSITION)

@@ -88,6 +88,22 @@ def test_room_is_made_by_zeros_beyond_the_end_of_a_file(
     assert files.read_file(tmp_path / "file") == b"content" + bytes(10_000 - 7)
 
 
+@pytest.mark.parametrize("tells_of_holes", [True, False])
+def test_zeros_are_written_up_to_the_end_whether_or_not_the_system_tells_of_holes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, tells_of_holes: bool
+) -> None:
+    if not tells_of_holes:
+        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 5000)
+    os.truncate(path, 1 << 20)
+    with files.closing(files.open_to_write(path)) as fd:
+        assert files.data_from(fd, 3) == 3
+        assert files.data_from(fd, 1 << 19) == (1 << 20 if tells_of_holes else 1 << 19)
+        files.write_zeros(fd, 4000)
+    assert path.read_bytes() == b"x" * 4000 + bytes((1 << 20) - 4000)
+
+
 def test_a_file_in_an_error_has_the_path_that_the_system_tells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

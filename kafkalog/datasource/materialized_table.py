@@ -40,7 +40,7 @@ from kafkalog.tables.table_moment import (
     mark_of,
     marks_of,
 )
-from kafkalog.tables.table_place import TablePlace, table_place
+from kafkalog.tables.table_place import TablePlace, check_outside_log, table_place
 from kafkalog.values.columns import columns_of
 from kafkalog.values.record_form import DocumentArguments, RecordForm, document_arguments
 from kafkalog.values.row_version import check_has_no_events, checked_retention
@@ -131,6 +131,7 @@ class MaterializedTable:
         self.topic = topic
         self.path = path
         self.location = spark_path(location)
+        check_outside_log(self.location, self.path)
         self.options = dict(options)
         self._spark = spark
         self._select = select

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
 from kafkalog.storage_engine.metadata.address import PATH, log_directory
 from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url
@@ -198,3 +198,19 @@ def table_place(location: str, options: Mapping[str, str]) -> TablePlace:
     from kafkalog.storage_engine.object_store.client import shared_client
 
     return _StoredTable(shared_client(StoreAddress.parse(location, options)))
+
+
+def check_outside_log(location: str, path: str) -> None:
+    """Raise InvalidInputError if a table would lie inside its log, whose files a broker loads."""
+    if is_store_url(location) != is_store_url(path):
+        return
+    if is_store_url(path):
+        is_inside = f"{location.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
+    else:
+        log, table = (log_directory({PATH: each}).resolve() for each in (path, location))
+        is_inside = table.is_relative_to(log)
+    if is_inside:
+        raise InvalidInputError(
+            f"{location}: a materialized table cannot lie inside its log (expected a place outside "
+            f"{path}). Give another location."
+        )

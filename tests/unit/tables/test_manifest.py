@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.tables.manifest import (
     Manifest,
     TableFile,
@@ -19,7 +19,7 @@ from kafkalog.tables.manifest import (
     version_of_manifest,
 )
 from kafkalog.tables.table_moment import PartitionMoment, TableMoment, location_of, mark_of
-from kafkalog.tables.table_place import TablePlace, table_place
+from kafkalog.tables.table_place import TablePlace, check_outside_log, table_place
 
 MOMENT = TableMoment("t", "A" * 22, mark_of("/a b", "1", "t"), 3, {0: PartitionMoment(7, None)})
 
@@ -123,3 +123,15 @@ def test_files_of_refreshes_that_ended_go_and_those_of_one_that_may_run_stay(
         "data/users/x",
     }
     assert at.read("data/1-second/x.parquet") is None
+
+
+def test_a_table_inside_its_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "log")
+    inside = [("log", "log"), ("log/t", "log"), ("link/t", "log"), ("other/../log/t", "link")]
+    urls = [("s3://b/log", "s3://b/log/"), ("s3://b/log/t/", "s3://b/log")]
+    for location, log in [(f"{tmp_path}/{a}", f"{tmp_path}/{b}") for a, b in inside] + urls:
+        with pytest.raises(InvalidInputError, match="cannot lie inside its log"):
+            check_outside_log(location, log)
+    for location, log in (("/log-2", "/log"), ("/", "/log"), ("s3://b/log-2", "s3://b/log")):
+        check_outside_log(location, log)
+    check_outside_log("/log/t", "s3://b/log")

@@ -457,8 +457,9 @@ class Upsert(ABC):
         if at is None or _applied.get((self.where, batch.query_id)) != at:
             # Otherwise the user's function left micro-batches of this run out.
             raise CommitConflictError(
-                f"{self._gap(batch, position)}. Restore table and checkpoint of one moment, or "
-                "fill a new table from a new checkpoint; reset_writer=True accepts the gap"
+                f"{self._gap(batch, position)}, or your function left micro-batches out before the "
+                "query started again. Restore table and checkpoint of one moment, or fill a new "
+                "table from a new checkpoint; reset_writer=True accepts the gap"
             )
 
     def _gap(self, batch: Batch, position: Position | None) -> str:

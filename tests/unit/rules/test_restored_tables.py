@@ -28,7 +28,7 @@ from kafkalog.sink.upsert import Batch, Position, SQLiteUpsert
 from tests.unit.datasource.logs import rows as rows_of
 from tests.unit.sink.sqlite_rows import KINDS, NAMES, driver_batch, row
 
-HISTORIES = 500 if os.environ.get("KAFKALOG_TABLES") == "full" else 25
+HISTORIES = 500 if os.environ.get("KAFKALOG_TABLES") == "full" else 12
 KEYS = [f"k{number}" for number in range(6)]
 PARTS = ("log", "checkpoint", "table.db")
 RIGHT, WRONG = "right", "WRONG"

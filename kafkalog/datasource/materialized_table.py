@@ -434,6 +434,10 @@ class MaterializedTable:
             state = log.state()
             topic = state.topic(self.topic)
             base = before if before is not None and not self._fault(before, state) else None
+            if base is not None and not base.paths.issubset(self._place.names()):
+                if self._place.newest() != before:
+                    return None
+                base = None  # somebody has removed files, and the log has all rows
             if base is not None and not self._behind(base.moment, topic):
                 forgets = self._versions and self._versions.has_to_forget(base, clock.now_ms())
                 if not forgets:

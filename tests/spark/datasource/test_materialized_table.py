@@ -198,6 +198,17 @@ def test_files_that_the_log_cannot_complete_are_made_again(spark: Any, tmp_path:
     assert is_right(table, spark, root)
 
 
+@in_a_directory("a file is removed by hand")
+def test_a_refresh_makes_files_again_that_somebody_has_removed(spark: Any, tmp_path: Path) -> None:
+    fill(log_in(tmp_path))
+    table = made(spark, tmp_path)
+    next((tmp_path / "table").rglob("*.parquet")).unlink()
+    with pytest.raises(Exception, match="PATH_NOT_FOUND"):
+        rows(table.df())
+    assert (table.refresh().version, table.refresh().version) == (2, 2)
+    assert is_right(table, spark, log_in(tmp_path))
+
+
 def test_the_rows_of_added_partitions_are_there(spark: Any, tmp_path: Path) -> None:
     root = log_in(tmp_path)
     fill(root)

@@ -23,8 +23,11 @@ CHOSEN = [
     "sink/test_spark_foreach_batch.py::test_sqlite_upsert_follows_exactly_once",
     "sink/test_spark_postgres_upsert.py::test_tables_follow_a_log_exactly_once",
     "sink/test_spark_table_view.py::test_a_view_follows_and_outlives_its_table",
+    "values/test_debezium.py::test_an_event_gives_the_row_after_it_a_deletion_or_a_reason",
     "sink/delta_rules.py::test_a_commit_has_the_rows_and_the_position",
     "values/bare_avro_rules.py::test_a_framed_value_is_decoded_as_the_error_says",
+    "values/debezium_avro_rules.py::test_rows_become_framed_values_that_avro_reads",
+    "values/debezium_avro_rules.py::test_fields_of_the_event_become_columns_on_request",
 ]
 """The rules of Delta Lake and those of Avro begin a session of their own."""
 SETTINGS = {

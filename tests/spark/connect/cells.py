@@ -26,7 +26,18 @@ from kafkalog.sink.upsert import DeltaUpsert, PostgresUpsert, SQLiteUpsert
 from kafkalog.storage_engine.fs import file_system
 from kafkalog.storage_engine.fs.file_system import FileSystem
 
-__all__ = ["CELLS", "LOCAL_CELLS", "RUNS", "SERVER_CELLS", "SETTINGS", "patiently", "run_cell"]
+__all__ = [
+    "AVRO",
+    "CELLS",
+    "IS_FULL",
+    "LOCAL_CELLS",
+    "PLAIN_CELLS",
+    "RUNS",
+    "SERVER_CELLS",
+    "SETTINGS",
+    "patiently",
+    "run_cell",
+]
 
 RUNS = "runs"
 CELLS: dict[str, Callable[[Place], str | None]] = {}
@@ -249,6 +260,69 @@ def columns(at: Place) -> None:
     at.finish(found.writeStream.format("memory").queryName("cell_columns"))
     rows = at.spark.sql("SELECT * FROM cell_columns").collect()
     assert sorted(map(tuple, rows)) == [("A1", 9), ("B4", 5)]
+
+
+PEOPLE = [
+    ('{"id":1}', '{"op":"r","after":{"name":"Ann","n":"fQ=="}}'),
+    ('{"id":2}', '{"op":"c","after":{"name":"Bob","n":"ew=="}}'),
+    ('{"id":3}', '{"op":"t"}'),
+    ('{"id":4}', '{"op":"u","after":{"name":"Cid","n":"!"}}'),
+    ('{"id":2}', '{"op":"d","after":null}'),
+]
+PERSON: dict[str, Any] = {
+    "json": "name string, n decimal(5,2) COMMENT 'org.apache.kafka.connect.data.Decimal'",
+    "key_json": "id int",
+    "envelope": "debezium",
+}
+EVENT = """{"type": "record", "name": "Envelope", "fields": [
+    {"name": "op", "type": "string"},
+    {"name": "after", "type": ["null", {"type": "record", "name": "Value", "fields": [
+        {"name": "id", "type": "int"}, {"name": "name", "type": ["null", "string"]}]}]}]}"""
+
+
+@cell("change events in JSON: `value_columns` and an upsert with `envelope=`")
+def events(at: Place) -> None:
+    with kafkalog.open(at.path) as log:
+        log.create_topic("people")
+    at.write(*PEOPLE, topic="people")
+    frame = kafkalog.value_columns(at.read("people"), bad_column="bad", **PERSON)
+    found = frame.selectExpr("offset", "name", "string(n)", "bad IS NOT NULL").collect()
+    nothing, row = (None, None, False), ("Ann", "1.25", False)
+    bad = (None, None, True)
+    assert [tuple(each[1:]) for each in sorted(found)] == [
+        *(row, ("Bob", "1.23", False), bad, bad, nothing),
+    ]
+    database = at.root / "people.db"
+    upsert = SQLiteUpsert(database, "people", on_bad_record="skip", name="people", **PERSON)
+    at.each(upsert, subscribe="people")
+    assert rows_of(database, "SELECT id, name FROM people") == [(1, "Ann")]
+    [position] = upsert.positions().values()
+    assert position.bad_records == 2
+
+
+AVRO = "framed values with Spark's package `spark-avro`: `value_bytes`, `avro=`, `envelope=`"
+
+
+@cell(AVRO)
+def framed(at: Place) -> None:
+    registry = kafkalog.SchemaRegistry(schemas={7: EVENT})
+    given: Any = {"avro": registry, "envelope": "debezium"}
+    people = at.spark.sql(
+        "SELECT string(id) AS key, 'c' AS op, named_struct('id', id, 'name', name) AS after "
+        "FROM VALUES (1, 'Ann'), (2, null) AS t(id, name)"
+    )
+    written = kafkalog.value_bytes(people, avro=registry, subject="people-value")
+    written.write.format("kafkalog").mode("append").option("topic", "people").save(at.path)
+    at.write(("9", "neither framed nor Avro"), topic="people")
+    table = kafkalog.KTable(at.spark, at.path, "people")
+    found = table.df(bad_column="bad", **given).select("id", "name", "bad").collect()
+    assert {(row.id, row.name) for row in found if row.bad is None} == {(1, "Ann"), (2, None)}
+    [bad] = [row.bad for row in found if row.bad is not None]
+    assert bad.startswith("the value is not framed")
+    database = at.root / "people.db"
+    upsert = SQLiteUpsert(database, "people", on_bad_record="skip", name="people", **given)
+    at.each(upsert, subscribe="people")
+    assert rows_of(database, "SELECT id, name FROM people ORDER BY 1") == [(1, "Ann"), (2, None)]
 
 
 @cell("`KTable.updates()`")
@@ -582,10 +656,13 @@ def view(at: Place) -> None:
         kept.stop()
 
 
-_STEP = 1 if os.environ.get("KAFKALOG_CONNECT") == "full" else 2
-LOCAL_CELLS = [*CELLS][::_STEP]
+IS_FULL = os.environ.get("KAFKALOG_CONNECT") == "full"
+_STEP = 1 if IS_FULL else 2
+PLAIN_CELLS = [feature for feature in CELLS if feature != AVRO]
+"""What runs in a session without Spark's Avro package."""
+LOCAL_CELLS = PLAIN_CELLS[::_STEP]
 """What runs on a server that the client's process starts: every other cell, or all."""
-SERVER_CELLS = [*CELLS][_STEP - 1 :: _STEP]
+SERVER_CELLS = PLAIN_CELLS[_STEP - 1 :: _STEP]
 """What runs on a server that was started before: the cells between, or all."""
 
 

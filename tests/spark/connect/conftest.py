@@ -78,8 +78,14 @@ def run_program(
     return printed
 
 
+def with_jar(scratch: Path, jar: str) -> dict[str, str]:
+    """Return the environment of a process whose Spark has a package on its class path."""
+    (scratch / "spark-defaults.conf").write_text(f"spark.driver.extraClassPath {jar}\n")
+    return {"SPARK_CONF_DIR": str(scratch)}
+
+
 @contextmanager
-def started_server(scratch: Path) -> Iterator[str]:
+def started_server(scratch: Path, **variables: str) -> Iterator[str]:
     """Start a server as `sbin/start-connect-server.sh` does; yield its address."""
     home = make_spark_home(scratch / "home")
     with socket.socket() as probe:
@@ -93,7 +99,7 @@ def started_server(scratch: Path) -> Iterator[str]:
         server = subprocess.Popen(
             [*command, *words],
             cwd=scratch,
-            env={**os.environ, "SPARK_HOME": str(home)},
+            env={**os.environ, "SPARK_HOME": str(home), **variables},
             stdout=output,
             stderr=output,
             start_new_session=True,

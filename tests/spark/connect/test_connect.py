@@ -16,10 +16,19 @@ import pyspark
 import pytest
 
 import kafkalog
-from tests import ROOT
+from tests import ROOT, spark_peers
 from tests.builders.log_contents import values
-from tests.spark.connect.cells import CELLS, LOCAL_CELLS, RUNS, SERVER_CELLS, run_cell
-from tests.spark.connect.conftest import run_program
+from tests.spark.connect.cells import (
+    AVRO,
+    CELLS,
+    IS_FULL,
+    LOCAL_CELLS,
+    PLAIN_CELLS,
+    RUNS,
+    SERVER_CELLS,
+    run_cell,
+)
+from tests.spark.connect.conftest import outcomes, run_program, started_server, with_jar
 from tests.spark.connect.moving import copy_and_keep
 from tests.spark.sink.test_spark_foreach_batch import forget_commit
 
@@ -28,7 +37,7 @@ DOCUMENT = (ROOT / "docs" / "spark-connect.md").read_text()
 SENTENCES = {" ".join(text.split()) for text in re.findall(r"`([^`]+)`", DOCUMENT)}
 ROW = re.compile(r"^\| (.+?) \| (\w+) \| (\w+) \| (\w+) \|$", re.M)
 TABLE = {feature: outcomes for feature, *outcomes in ROW.findall(DOCUMENT)}
-RUN = {"classic": [*CELLS], "local": LOCAL_CELLS, "server": SERVER_CELLS}
+RUN = {"classic": PLAIN_CELLS, "local": LOCAL_CELLS, "server": SERVER_CELLS}
 SESSIONS = [*RUN]
 
 
@@ -38,7 +47,7 @@ def test_the_table_has_a_row_for_each_feature() -> None:
 
 
 def test_each_feature_runs_in_a_session_of_connect() -> None:
-    assert {*LOCAL_CELLS, *SERVER_CELLS} == {*CELLS}
+    assert {*LOCAL_CELLS, *SERVER_CELLS, AVRO} == {*CELLS}
 
 
 def test_a_started_server_is_like_a_local_one() -> None:
@@ -70,6 +79,19 @@ def test_a_feature_does_what_the_table_says(
         release = "_" + pyspark.__version__.rpartition(".")[0] + "_"
         sentence = outcome.replace(pyspark.__version__, "VERSION").replace(release, "_RELEASE_")
         assert sentence in SENTENCES
+
+
+def test_framed_values_run_on_a_local_server_that_has_sparks_avro_package(tmp_path: Path) -> None:
+    variables = {"SPARK_TESTING": "1", **with_jar(tmp_path, spark_peers.avro_package())}
+    assert outcomes("local[2]", tmp_path, AVRO, **variables) == {AVRO: RUNS}
+
+
+@pytest.mark.skipif(not IS_FULL, reason="`make connect-test` starts this server")
+def test_framed_values_run_on_a_started_server_that_has_sparks_avro_package(
+    tmp_path: Path,
+) -> None:
+    with started_server(tmp_path, **with_jar(tmp_path, spark_peers.avro_package())) as remote:
+        assert outcomes(remote, tmp_path, AVRO) == {AVRO: RUNS}
 
 
 def test_a_named_query_moves_between_sessions_and_goes_on_exactly_once(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests import spark_peers
-from tests.spark.connect.cells import CELLS, RUNS
-from tests.spark.connect.conftest import outcomes
+from tests.spark.connect.cells import AVRO, CELLS, RUNS
+from tests.spark.connect.conftest import outcomes, with_jar
 from tests.spark_home import make_spark_home
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -16,6 +16,8 @@ CHOSEN = [
     "batch read: `subscribe`, `subscribePattern`, `assign`, offsets and times",
     "`KTable.df(json=)` and `create_view(json=)`",
     "`KTable.materialize`: `df`, `create_view` and `refresh`",
+    "change events in JSON: `value_columns` and an upsert with `envelope=`",
+    AVRO,
     "stream read of `view=latest`",
     'stream write by `writeStream.format("kafkalog")`',
     "`Append(..., name=)` in output mode `update`",
@@ -33,5 +35,6 @@ def test_an_older_release_of_spark_connect_does_the_same(tmp_path: Path, release
     home = make_spark_home(tmp_path / "home", spark_peers.package(release))
     variables = {"SPARK_HOME": str(home), "SPARK_TESTING": "1"}
     variables["PYTHONPATH"] = spark_peers.environment(release)["PYTHONPATH"]
+    variables |= with_jar(tmp_path, spark_peers.jars(release, "spark-avro"))
     found = outcomes("local[2]", tmp_path, *CHOSEN, **variables)
     assert found == dict.fromkeys(CHOSEN, RUNS)

@@ -231,7 +231,7 @@ def test_nothing_is_cut_or_outside_of_sparks_years(spark: Any) -> None:
     ]
     schema = {"type": "record", "name": "Value", "fields": optional}
     as_days = json.loads(json.dumps(schema).replace(', "logicalType": "date"', ""))
-    rows = [
+    rows: list[dict[str, Any]] = [
         *({"at": f"2018-06-20T13:37:03.{digits}Z"} for digits in ("1234560", "1234567")),
         *({"day": number} for number in (2932896, 2147483647)),
         {"at": None},

@@ -24,6 +24,7 @@ from kafkalog.inspection.verify_key_index import verify_key_indexes
 from kafkalog.inspection.verify_kinds import verify_kinds
 from kafkalog.inspection.verify_segment import LogCheck, SegmentCheck
 from kafkalog.storage_engine.broker.checkpointed import Checkpointed
+from kafkalog.storage_engine.broker.loader import open_notice
 from kafkalog.storage_engine.broker.losses import find_losses
 from kafkalog.storage_engine.format import layout, leader_epochs
 from kafkalog.storage_engine.fs import files, locks
@@ -134,6 +135,7 @@ def verify_partition(
     yield from _snapshots(partition, last)
     yield from verify_key_indexes(directory)
     yield from _future_times(partition, log)
+    yield from _open_transactions(partition, log)
     # An empty last segment begins at the end: retention has taken what was before it.
     end = max(log.last_offset + 1, last.segment.base_offset) if last is not None else None
     yield from _epochs_within(partition, log, end)
@@ -312,6 +314,14 @@ def _future_times(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]
             "neither this segment nor a later one",
             is_damage=False,
         )
+
+
+def _open_transactions(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]:
+    """Report transactions that a stopped broker has left open: they hide what is behind them."""
+    first = min(log.transactions.open.values(), default=None)
+    if first is not None and partition.load_state is None and not partition.checkpointed.is_live:
+        found = open_notice(first, log.last_offset + 1)
+        yield Finding(partition.directory, 0, "ended transactions", found, is_damage=False)
 
 
 def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:

@@ -113,6 +113,10 @@ def load_partition(
             loading.notices.append(
                 f"{directory}: expected the log start {log_start}, found {found}"
             )
+        stable = loading.producers.last_stable_offset(loading.end_offset)
+        if end is None and stable < loading.end_offset:
+            found = open_notice(stable, loading.end_offset)
+            loading.notices.append(f"{directory}: {found}")
     return LoadedPartition(
         directory,
         topic,
@@ -324,6 +328,14 @@ class _Loading:
             listed_from=layout.INT64_MAX,
             deletions_gone_to=dirty,
         )
+
+
+def open_notice(first: int, end: int) -> str:
+    """Return what it means that a stopped broker's log ends with an open transaction."""
+    return (
+        f"a transaction is open from offset {first} on, and no broker is here to end it: "
+        f"read_committed ends there, and read_uncommitted reads on up to offset {end}"
+    )
 
 
 def remote_notice(log_start: int, first_base: int) -> str:

@@ -12,13 +12,15 @@ import pytest
 
 import kafkalog
 from kafkalog.errors import InvalidInputError, LogMovedError, UnknownTopicError
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.directory.directory_log import DirectoryLog
 from kafkalog.storage_engine.place import directory_log_of
+from tests.builders.batch_builder import BatchBuilder
 from tests.builders.log_contents import offsets
-from tests.builders.segment_files import name
+from tests.builders.segment_files import name, write_segment
 from tests.unit.storage_engine import broker_root
-from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot
+from tests.unit.storage_engine.broker_root import TOPIC_ID, BrokerRoot, batches
 
 
 def stopped(path: Path) -> BrokerRoot:
@@ -112,8 +114,9 @@ def test_several_directories_are_those_of_one_cluster(tmp_path: Path) -> None:
     root = stopped(tmp_path / "a")
     ours = tmp_path / "ours"
     DirectoryLog(ours).close()
-    for other in (ours, tmp_path / "none"):
-        with pytest.raises(InvalidInputError, match=f"{other}: no Kafka broker's log directory"):
+    none = tmp_path / "none"
+    for other, why in ((ours, "no Kafka broker's log directory"), (none, "there is no such")):
+        with pytest.raises(InvalidInputError, match=f"{other}: {why}"):
             kafkalog.open([root.path, other])
     other = BrokerRoot(tmp_path / "b").path
     (other / "meta.properties").write_text("version=1\ncluster.id=d\nnode.id=2\n")
@@ -330,3 +333,21 @@ def test_a_directory_whose_adoption_has_begun_is_still_readable(tmp_path: Path) 
     root = stopped(tmp_path / "log")
     (root.path / "meta.properties").rename(root.path / "kl-meta.properties")
     assert offsets(DirectoryLog(root.path)) == list(range(100))
+
+
+def test_a_transaction_that_a_dead_broker_left_open_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    directory = root.path / "t-0"
+    directory.mkdir()
+    opened = BatchBuilder(base_offset=50, producer=(7, 0, 0), transactional=True).add(b"k", b"v")
+    write_segment(directory, 0, [*batches(0, 50), opened.build(), *batches(51, 101)])
+    text = "a transaction is open from offset 50 on, and no broker is here to end it"
+    log = kafkalog.open(root.path, read_only=True)
+    assert sum(batch.num_rows for batch in log.read("t")) == 50
+    assert any(text in message for message in caplog.messages)
+    (found,) = verify(root.path)
+    assert text in str(found) and not found.is_damage
+    with root.alive():
+        assert list(verify(root.path)) == []

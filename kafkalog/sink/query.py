@@ -150,6 +150,19 @@ def start_offsets_of_driver(frame: DataFrame, running: MicroBatch) -> EndOffsets
         return None
 
 
+def first_of_run_of_driver(frame: DataFrame, running: MicroBatch) -> int | None:
+    """Return the id of the first micro-batch since the query was started.
+
+    It is too high if Spark keeps the progress of fewer (spark.sql.streaming
+    .numRecentProgressUpdates). None under Spark Connect. Raises InvalidInputError if `running` does
+    not run in this Spark session.
+    """
+    if is_connect(frame):
+        return None
+    ended = [each.batchId() for each in _execution(frame, running).recentProgress()]
+    return min([*ended, running.batch_id])
+
+
 class _NotPlannedError(InvalidInputError):
     """The offset log lacks a micro-batch."""
 

@@ -32,6 +32,7 @@ from kafkalog.sink.query import (
     EndOffsets,
     MicroBatch,
     end_offsets_of_driver,
+    first_of_run_of_driver,
     micro_batch_of_driver,
     start_offsets_of_driver,
 )
@@ -76,6 +77,8 @@ class Batch:
     """Where the sources end that are no Kafka logs, as in `Position`."""
     start_offsets: EndOffsets | None = None
     """Where the micro-batch begins, by topic and partition; None if that is not known."""
+    first_of_run: int | None = None
+    """The first micro-batch since the query was started; None if that is not known."""
 
     def position(self, *, refused: int = 0) -> Position:
         """Return the position that the target stores with the rows.
@@ -260,6 +263,7 @@ class Upsert(ABC):
             end_offsets,
             other_ends=other_ends(running.checkpoint, batch_id),
             start_offsets=start_offsets_of_driver(df, running),
+            first_of_run=first_of_run_of_driver(df, running),
         )
 
     def take(
@@ -271,12 +275,9 @@ class Upsert(ABC):
         *,
         other_ends: str | None = None,
         start_offsets: EndOffsets | None = None,
+        first_of_run: int | None = None,
     ) -> None:
-        """Apply one micro-batch of a query that the caller knows.
-
-        `other_ends` are those of its sources that aren't Kafka logs, as in `Position`. It begins at
-        `start_offsets`, if they are known.
-        """
+        """Apply one micro-batch of a query that the caller knows; the others are as in `Batch`."""
         place, turn = (self.where, running.query_id), (running.run_id, batch_id)
         if _applied.get(place) == turn:
             raise InvalidInputError(
@@ -298,6 +299,7 @@ class Upsert(ABC):
             ),
             other_ends=other_ends,
             start_offsets=start_offsets,
+            first_of_run=first_of_run,
         )
         try:
             self._take(df, batch, position, running)
@@ -453,14 +455,20 @@ class Upsert(ABC):
         follows = comes in {Comes.NEXT, Comes.SKIPPING, Comes.PLANNED_ANEW}
         if not follows or self.reset_writer or not batch.begins_beyond(position):
             return
-        at = None if position is None else (batch.run_id, position.batch_id)
-        if at is None or _applied.get((self.where, batch.query_id)) != at:
-            # Otherwise the user's function left micro-batches of this run out.
+        if not self._left_out_by_function(batch, position):
             raise CommitConflictError(
                 f"{self._gap(batch, position)}, or your function left micro-batches out before the "
                 "query started again. Restore table and checkpoint of one moment, or fill a new "
                 "table from a new checkpoint; reset_writer=True accepts the gap"
             )
+
+    def _left_out_by_function(self, batch: Batch, position: Position | None) -> bool:
+        """Return whether all micro-batches that the table lacks came in this run of the query."""
+        last = -1 if position is None else position.batch_id
+        run_id, applied = _applied.get((self.where, batch.query_id), ("", -1))
+        if run_id == batch.run_id:
+            return applied == last
+        return batch.first_of_run is not None and batch.first_of_run <= last + 1
 
     def _gap(self, batch: Batch, position: Position | None) -> str:
         last = "none" if position is None else position.batch_id

@@ -112,6 +112,34 @@ def test_a_function_may_leave_out_micro_batches_of_its_run() -> None:
                 upsert.take(rows, number, running, ends, start_offsets=starts)
 
 
+@pytest.mark.parametrize(("first", "is_lost"), [(0, False), (1, True), (None, True)])
+def test_a_function_may_leave_out_the_first_micro_batches_of_a_query(
+    first: int | None, is_lost: bool
+) -> None:
+    given = replace(batch(1, p0=2), start_offsets={"t": {"0": 1}}, first_of_run=first)
+    if is_lost:
+        with pytest.raises(CommitConflictError, match="reset_writer=True accepts the gap"):
+            Remembering("first ones")._check_gap(given, None)
+    else:
+        Remembering("first ones")._check_gap(given, None)
+
+
+def test_a_table_that_is_put_back_while_its_query_runs_is_refused() -> None:
+    upsert = Remembering("put back")
+    rows: Any = None
+    upsert.take(rows, 0, MicroBatch("q", 0, "run"), {"t": {"0": 1}}, first_of_run=0)
+    upsert.known.clear()
+    with pytest.raises(CommitConflictError, match="reset_writer=True accepts the gap"):
+        upsert.take(
+            rows,
+            1,
+            MicroBatch("q", 1, "run"),
+            {"t": {"0": 2}},
+            start_offsets={"t": {"0": 1}},
+            first_of_run=0,
+        )
+
+
 def test_a_query_without_offsets_is_known_by_its_batch_ids_alone() -> None:
     assert not Remembering("t").is_due(batch(3), Position(3, {}, 0))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,7 +292,7 @@ def test_a_log_of_a_release_that_kept_no_ends_goes_on(stream: Stream) -> None:
     engine = shared_engine_of(stream)
     known = engine.state().writers[f"{QUERY} t"]
     assert known.ends is not None
-    old = dataclasses.replace(known, ends=None)
+    old = known._replace(ends=None)
     engine.change(
         lambda change: change.record_writer(f"{QUERY} t", old.batch_id, old.rows, old.time_ms),
         now_ms=clock.now_ms(),

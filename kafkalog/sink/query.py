@@ -159,7 +159,7 @@ def first_of_run_of_driver(frame: DataFrame, running: MicroBatch) -> int | None:
     """
     if is_connect(frame):
         return None
-    ended = [each.batchId() for each in _execution(frame, running).recentProgress()]
+    ended: list[int] = [each.batchId() for each in _execution(frame, running).recentProgress()]
     return min([*ended, running.batch_id])
 
 

@@ -33,7 +33,8 @@ def test_a_brokers_directory_is_sound_in_every_state(peers: None, tmp_path: Path
         producers.trim()
         assert damage(root) == [], "while it runs"
         broker.stop()
-        assert list(verify(root, deep=True)) == [], "after a shutdown in good order"
+        (left_open,) = verify(root, deep=True)  # after a shutdown in good order
+        assert not left_open.is_damage and "no broker is here to end it" in left_open.found
         assert list((root / f"{traffic.TRANSACTIONS}-0").glob("*.txnindex"))
         broker.start()
         producers.round()
@@ -43,7 +44,7 @@ def test_a_brokers_directory_is_sound_in_every_state(peers: None, tmp_path: Path
         adopt(root, now_ms=traffic.NOW_MS + 10_000_000)
         assert list(verify(root, deep=True)) == [], "once it was adopted"
         release(root, now_ms=traffic.NOW_MS + 20_000_000)
-        assert list(verify(root, deep=True)) == [], "once it was released"
+        assert damage(root) == [], "once it was released"
 
 
 def test_damage_to_a_brokers_files_is_found_where_it_is(peers: None, tmp_path: Path) -> None:

@@ -358,7 +358,7 @@ def test_a_message_that_names_another_file_than_a_staged_one_is_refused(
     shutil.copy(given, place)
     shutil.copy(given, tmp_path / place.name)
     named = name.format(outside=tmp_path / "stolen")
-    wrong = replace(message, files=(replace(message.files[0], name=named),))
+    wrong = replace(message, files=(message.files[0]._replace(name=named),))
     as_segment = replace(wrong, runs=tuple(run._replace(is_segment=True) for run in wrong.runs))
     acts: list[Callable[[StagedMessage], object]] = [
         lambda given: directory_log_of(log).commit([given]),

@@ -150,7 +150,7 @@ def test_a_lost_segment_is_damage_though_no_file_of_it_is_left(
         for file, content in contents.items():
             file.write_bytes(content)
         tried += 1
-    assert tried >= 5
+    assert tried >= 3  # of Kafka 0.8; later releases have more
     assert damage(root) == []
 
 

@@ -241,7 +241,7 @@ def test_an_offset_out_of_range_names_the_range(judge: Judge, start: int, end: i
 BOMB, SNAPPY_BOMB = 10 << 30, 1 << 30
 """Snappy packs zeros a twentieth as small, so its larger bomb would be half a gigabyte."""
 PIECE = bytes(32 << 20)
-PEAK_MIB = 768
+PEAK_MIB = 832
 """The interpreter with its libraries (256 MiB), and a section at the limit (256 MiB) held twice."""
 READER = """
 import re, sys

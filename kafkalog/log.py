@@ -322,12 +322,14 @@ class KafkaLog:
         named begins with its first record. The batches have the columns of `kafkalog.schema`, and
         within a partition ascending offsets. On Linux a commit of this host wakes the iteration;
         elsewhere, and in an object store, it looks every `poll_s` seconds. It ends once it is
-        closed, or the log. Raises UnknownTopicError, and OffsetOutOfRangeError for a start that
-        isn't there. The iteration raises DataLossError for records that retention deleted before
-        they were read, or if the topic is deleted; and CorruptBatchError. Kafka: KafkaConsumer.
+        closed, or the log. Raises UnknownTopicError, OffsetOutOfRangeError for a start that isn't
+        there, and InvalidInputError when the log is closed. The iteration raises DataLossError for
+        records that retention deleted before they were read, or if the topic is deleted; and
+        CorruptBatchError. Kafka: KafkaConsumer.
         """
         from kafkalog.storage_engine.log.followed_topic import FollowedTopic
 
+        self._check_open()
         followed = FollowedTopic(
             self._log,
             topic,

@@ -191,3 +191,10 @@ def test_an_empty_topic_gives_one_empty_batch_with_the_columns(place: Place) -> 
         assert next(place.log.read("t", **arguments)).schema == empty.schema
         place.log.delete_topic("t")
         place.topic(partitions=2)
+
+
+def test_a_closed_log_is_not_followed(place: Place) -> None:
+    place.topic()
+    place.log.close()
+    with pytest.raises(InvalidInputError, match="the log is closed: open it again"):
+        place.log.follow("t")

@@ -159,8 +159,8 @@ def first_of_run_of_driver(frame: DataFrame, running: MicroBatch) -> int | None:
     """
     if is_connect(frame):
         return None
-    ended: list[int] = [each.batchId() for each in _execution(frame, running).recentProgress()]
-    return min([*ended, running.batch_id])
+    ended = _execution(frame, running).recentProgress()  # the oldest comes first
+    return int(ended[0].batchId()) if len(ended) else running.batch_id
 
 
 class _NotPlannedError(InvalidInputError):

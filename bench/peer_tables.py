@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -82,11 +83,12 @@ class Ours:
         return {key: json.loads(value)["n"] for key, value in values.items() if value is not None}
 
 
-class _Rows:
+class _Rows(ABC):
     """A table in which Spark looks keys up."""
 
+    @abstractmethod
     def df(self) -> DataFrame:
-        raise NotImplementedError
+        """Return its rows."""
 
     def lookup(self, keys: Sequence[str]) -> dict[str, int]:
         rows = self.df().select("key", "n")

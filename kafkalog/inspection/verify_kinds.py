@@ -1,7 +1,7 @@
-"""Report what has the name of a log's file and is none: a link, a pipe, a device, a huge file.
+"""Report links, pipes, devices and huge files under the names of a log's files.
 
-Readers and writers refuse it where they need that file, so nobody waits for it, or takes its bytes
-for the log's.
+Readers and writers refuse them where they need the file, so nobody waits for one, or takes its
+bytes for the log's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafkalog.storage_engine.fs import files
 
 
 def verify_kinds(directory: Path, names: Iterable[str]) -> Iterator[Finding]:
-    """Yield damage for each file of a log, by name, that is no regular one or too large."""
+    """Yield damage for each named file of a log that isn't a regular file, or is too large."""
     for name in names:
         path = directory / name
         try:

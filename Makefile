@@ -25,6 +25,8 @@ PLATFORM_TESTS := $(addprefix tests/unit/storage_engine/test_, broker_directory.
     $(addprefix tests/unit/rules/test_, clean.py manager.py retention.py)
 # One fault of a disk will do.
 PLATFORM_CASES := not (any_act and 28-)
+# A test that waits for ever ends its process after 20 minutes. Another process takes the rest.
+HANGS := -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true --max-worker-restart=3
 KERNEL_BUILDS := sanitized mutated python
 export KAFKALOG_REQUIRE_COMPILER = 1
 
@@ -47,7 +49,7 @@ test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
 test-rest: $(READY) ## the tests that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
-	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(ARGS)
+	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(HANGS) $(ARGS)
 
 test-all: test test-rest ## both of them
 

@@ -8,7 +8,7 @@ workers hand Arrow batches to any `DataSourceArrowWriter`, in a stream too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
@@ -21,11 +21,11 @@ __all__ = [
     "ReadMaxRows",
     "ReadMinRows",
     "SupportsTriggerAvailableNow",
+    "arrow_schema",
     "avro_package",
     "delta_package",
     "fault_of_release",
     "lacking",
-    "messages_from_socket",
     "refuse_limits",
 ]
 
@@ -37,6 +37,7 @@ _DELTA_IS_FOR: Final = ((4, 0), (4, 1), (4, 2))
 """Delta Lake runs on the release of Spark for which it is built, and on no other."""
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
         ReadMinRows,
         SupportsTriggerAvailableNow,
     )
+    from pyspark.sql.types import StructType
 
     HAS_LIMITS: bool
 else:
@@ -112,10 +114,15 @@ def refuse_limits(names: Sequence[str]) -> None:
         raise lacking(f"option {names[0]}", "4.2", instead)
 
 
-def messages_from_socket(address: Any) -> contextlib.AbstractContextManager[Iterator[Any]]:
-    """Return what the JVM sends, as it is; before Spark 4.2 PySpark returns a plain iterator."""
-    from pyspark.serializers import NoOpSerializer
-    from pyspark.util import _load_from_socket
+def arrow_schema(schema: StructType, *, has_large_types: bool) -> pa.Schema:
+    """Return the Arrow schema of what Spark's `toArrow` returns for a frame."""
+    from pyspark.sql.pandas.types import to_arrow_schema
 
-    found: Any = _load_from_socket(address, NoOpSerializer())
-    return found if hasattr(found, "__exit__") else contextlib.nullcontext(found)
+    # Before Spark 4.2 there is no time zone to choose: it is this one.
+    zone: dict[str, Any] = {"timezone": "UTC"} if HAS_LIMITS else {}
+    return to_arrow_schema(
+        schema,
+        error_on_duplicated_field_names_in_struct=True,
+        prefers_large_types=has_large_types,
+        **zone,
+    )

@@ -29,6 +29,7 @@ from kafkalog.datasource.read_planner import planner_of
 from kafkalog.datasource.table_files import WRITTEN, TableReader, TableWriter
 from kafkalog.datasource.table_versions import GONE, TableVersions
 from kafkalog.errors import IncompleteTableError, InvalidInputError, StorageError
+from kafkalog.spark_results import collected
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.object_store.address import is_store_url
 from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
@@ -460,7 +461,7 @@ class MaterializedTable:
         tasks = max(_FILES_MIN, sum(log.size_of(*place) for place in ends) // _FILE_BYTES)
 
         def write(rows: DataFrame) -> list[Row]:
-            return rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN).collect()
+            return collected(rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN))
 
         written, gone = write(typed.rows), []
         if self._versions and typed.newest is not None:

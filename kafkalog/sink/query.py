@@ -21,10 +21,11 @@ from uuid import UUID, uuid4
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.spark_offset_log import OffsetLogEntry
+from kafkalog.spark_results import collected, is_connect
 from kafkalog.storage_engine.fs import files
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 EndOffsets = dict[str, dict[str, int]]
@@ -71,11 +72,6 @@ def micro_batch_of_task(
     if checkpoint is None and parent and query_name:
         checkpoint = f"{parent.rstrip('/')}/{query_name}"
     return replace(running, checkpoint=checkpoint)
-
-
-def is_connect(owner: DataFrame | SparkSession) -> bool:
-    """Return whether a frame, or a session, is one of Spark Connect."""
-    return type(owner).__module__.startswith("pyspark.sql.connect.")
 
 
 def micro_batch_of_driver(
@@ -204,7 +200,7 @@ def _behind_the_rows(frame: DataFrame, reached: EndOffsets) -> EndOffsets:
     ends = {topic: dict(partitions) for topic, partitions in reached.items()}
     if {"topic", "partition", "offset"} <= {*frame.columns}:
         last = frame.groupBy("topic", "partition").agg(F.max("offset"))
-        for topic, partition, offset in last.collect():
+        for topic, partition, offset in collected(last):
             known = ends.setdefault(topic, {})
             known[str(partition)] = max(offset + 1, known.get(str(partition), 0))
     return ends

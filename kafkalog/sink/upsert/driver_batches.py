@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.sink.query import is_connect
+from kafkalog.spark_results import is_connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,11 +56,13 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
     from pyspark.util import inheritable_thread_target
 
-    from kafkalog.spark_release import messages_from_socket
+    from kafkalog.spark_release import arrow_schema
+    from kafkalog.spark_results import messages_from_socket
 
     session, context = frame.sparkSession, frame.sparkSession.sparkContext
     jvm: Any = context._jvm
-    schema = frame.limit(0).toArrow().schema
+    is_large = session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
+    schema = arrow_schema(frame.schema, has_large_types=is_large == "true")
     # Spark's Dataset has this method for its own use (tried: 4.0 to 4.3). Each item is one batch
     # without its schema.
     messages = frame._jdf.toArrowBatchRdd().toJavaRDD()
@@ -73,8 +75,7 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
         # `context.runJob` would send each message through a Python worker.
         found = jvm.PythonRDD.runJob(context._jsc.sc(), messages, list(parts))
-        with messages_from_socket(found) as stream:
-            return list(stream)
+        return messages_from_socket(found, jvm)
 
     with ThreadPoolExecutor(1) as beside:
         numbers = range(messages.getNumPartitions())

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Unpack
 
 from kafkalog.errors import CommitConflictError, InvalidInputError, KafkaLogError, StorageError
 from kafkalog.plain_errors import refusal
-from kafkalog.sink.query import is_connect
 from kafkalog.sink.upsert.delta.columns import DeltaRows
 from kafkalog.sink.upsert.delta.commits import UpsertCommit, last_commit
 from kafkalog.sink.upsert.delta.versions import DeltaVersions
@@ -31,6 +30,7 @@ from kafkalog.sink.upsert.position import Position
 from kafkalog.sink.upsert.rows import DELETED, UpsertRows
 from kafkalog.sink.upsert.upsert import Batch, Upsert, UpsertArguments
 from kafkalog.spark_release import delta_package
+from kafkalog.spark_results import collected, is_connect
 from kafkalog.storage_engine.fs import files
 from kafkalog.values.spark_sql import quoted
 
@@ -251,7 +251,7 @@ class DeltaUpsert(Upsert):
                 f"WHEN NOT MATCHED AND NOT s.{DELETED} "
                 f"THEN INSERT ({names}) VALUES ({values})"
             )
-            return bool(counts.collect())
+            return bool(collected(counts))
         finally:
             frame.sparkSession.catalog.dropTempView(_SOURCE)
 

@@ -29,6 +29,7 @@ from kafkalog.sink.upsert.postgres.staging_table import (
     pieces,
 )
 from kafkalog.sink.upsert.rows import DELETED
+from kafkalog.spark_results import collected
 
 if TYPE_CHECKING:
     import psycopg
@@ -198,7 +199,7 @@ class StagingTask:
 
     def collect(self, frame: DataFrame) -> list[StagedRows]:
         """Run it over all rows; return the results of the attempts that count."""
-        found = _numbered(frame).mapInArrow(self.run, "staged binary").collect()
+        found = collected(_numbered(frame).mapInArrow(self.run, "staged binary"))
         results = [StagedRows(**json.loads(row.staged)) for row in found]
         return [
             replace(result, refused=[Refusal(*record) for record in result.refused])
@@ -340,7 +341,7 @@ class PackingTask:
         import pyarrow as pa
 
         batches: list[pa.RecordBatch] = []
-        for row in _numbered(frame).mapInArrow(self.run, "packed binary").collect():
+        for row in collected(_numbered(frame).mapInArrow(self.run, "packed binary")):
             if row.packed is None:
                 return None
             with pa.ipc.open_stream(row.packed) as reader:

@@ -49,7 +49,7 @@ test: $(READY) ## the unit tests that are not slow, and chosen ones with Spark, 
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m chosen tests/spark tests/unit $(ARGS)
 
 test-rest: $(READY) ## the tests that `make test` leaves out, in REST_JOBS (2) processes, each with its own Spark
-	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" $(HANGS) $(ARGS)
+	$(BIN)/python -m pytest -n $(REST_JOBS) --dist loadfile --no-loadscope-reorder -m "not chosen" --durations=40 $(HANGS) $(ARGS)
 
 test-all: test test-rest ## both of them
 

@@ -162,6 +162,13 @@ class KafkaCluster:
         """Kill brokers (SIGKILL) at once."""
         self._each(numbers, lambda node: node.kill())
 
+    def kill_ahead_of(self, number: int, behind: int, seconds: float = 0.3) -> None:
+        """Kill a broker while another one has stood still, so that only the third follows it."""
+        self.nodes[behind].pause()
+        time.sleep(seconds)
+        self.kill([number])
+        self.nodes[behind].resume()
+
     def wait_for_election(self, seconds: float) -> bool:
         """Wait until a broker has noted a new leader epoch; return whether one has in time."""
 

@@ -100,10 +100,11 @@ def die(cluster: KafkaCluster, seed: int, work: Path, notices: Callable[[], str]
             time.sleep(0.05)
         time.sleep(draw.uniform(0.5, 3))
         if draw.random() < 0.6:
-            cluster.kill(numbers[:1])
-            if draw.random() < 0.5:  # its followers have not truncated to the new leader yet
+            if draw.random() < 0.5:  # the one behind may lead; the third has a tail
+                cluster.kill_ahead_of(*numbers[:2])
                 cluster.wait_for_election(6)
             else:
+                cluster.kill(numbers[:1])
                 time.sleep(draw.uniform(0, 4))
         cluster.kill(cluster.nodes)
     lost, torn = (numbers[0] if seed % 3 == kind else 0 for kind in (1, 2))

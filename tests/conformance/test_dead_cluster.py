@@ -36,6 +36,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 import kafkalog
 from kafkalog.errors import StorageError
+from kafkalog.inspection.verify import verify
 from kafkalog.log import KafkaLog
 from tests.conformance import record
 from tests.conformance.clients import Partition
@@ -212,13 +213,14 @@ def compare_groups(death: Death, cluster: KafkaCluster) -> None:
         death.counts["equal positions"] += ours[place] == served[place]
 
 
-def compare_committed(death: Death, ours: list[Record], served: list[Record], same: int) -> None:
+def compare_committed(
+    death: Death, topic: str, ours: list[Record], served: list[Record], same: int
+) -> None:
     """Compare committed records, as far as both have decided about transactions."""
     if ours and served:
         end = min(ours[-1].offset + 1, served[-1].offset + 1, same)
-        decided = [[each for each in found if each.offset < end] for found in (ours, served)]
-        assert decided[0] == decided[1], death.seed
-        death.counts["committed"] += len(decided[0])
+        assert agree(topic, ours, served, end), (death.seed, topic)
+        death.counts["committed"] += sum(each.offset < end for each in ours)
 
 
 def wait_for_followers(cluster: KafkaCluster, places: Iterable[Partition]) -> None:
@@ -243,6 +245,8 @@ def wait_for_followers(cluster: KafkaCluster, places: Iterable[Partition]) -> No
 def check(cluster: KafkaCluster, seed: int, work: Path, notices: Callable[[], str]) -> Counter[str]:
     death = die(cluster, seed, work, notices)
     alive = [number for number in cluster.nodes if number != death.lost]
+    for path in (death.disks[number][0] for number in alive if number != death.torn):
+        assert not [found for found in verify(path, deep=True) if found.is_damage], seed
     with kafkalog.open(death.paths) as log:
         topics = (PLAIN, FAST, COMPACTED, SINGLE)
         places = [(topic, n) for topic in topics for n in log.describe(topic).numbers()]
@@ -270,11 +274,11 @@ def check(cluster: KafkaCluster, seed: int, work: Path, notices: Callable[[], st
     decided = record.consumed_all(cluster.bootstrap, starts)
     for place in starts:
         same = compare(death, place, found[place], served[place])
-        if place[0] != COMPACTED:
-            compare_committed(death, committed[place], decided[place], same)
+        compare_committed(death, place[0], committed[place], decided[place], same)
         death.counts["records"] += len(found[place])
     if "__consumer_offsets" not in {topic for topic, _ in unled}:
         compare_groups(death, cluster)
+    death.counts["divergent tails"] = len(re.findall("has a divergent tail", notices()))
     if death.lost:
         assert not cluster.start([death.lost])
     return death.counts

@@ -87,7 +87,8 @@ class Groups:
         if found is not None:
             return found
         names = sorted(self.by_name)
-        shown = ", ".join(names[:_NAMED]) + (" and others" if len(names) > _NAMED else "")
+        shown = ", ".join(map(repr, names[:_NAMED]))
+        shown += " and others" if len(names) > _NAMED else ""
         hidden = [*map(str, self.damage), *self.notices]
         raise UnknownGroupError(
             f"{place}: no group {name!r} (expected one of those here, found "
@@ -105,12 +106,13 @@ def group_offsets(
     """Return where a group stopped: `{topic: {partition: offset of the next record}}`.
 
     Written as JSON, it fits Spark's `startingOffsets`. If the group has no position in a partition
-    of such a topic, the partition gets -2, the earliest offset: no record is missed. As `path`,
-    give a broker's directory or a list of those of a cluster, an adopted log, or a log with a copy
-    of `__consumer_offsets`. The `options` are those of `kafkalog.open`. A commit in a transaction
-    counts once the transaction is committed. Raises UnknownGroupError, and InvalidInputError for a
-    share group, whose members acknowledge single records. Raises CorruptLogError or StorageError if
-    a position of the group cannot be read. Kafka: Admin.listConsumerGroupOffsets.
+    of such a topic, the partition gets -2, the earliest offset: no record is missed. A committed
+    offset below 0 is no position. As `path`, give a broker's directory or a list of those of a
+    cluster, an adopted log, or a log with a copy of `__consumer_offsets`. The `options` are those
+    of `kafkalog.open`. A commit in a transaction counts once the transaction is committed. Raises
+    UnknownGroupError, and InvalidInputError for a share group, whose members acknowledge single
+    records. Raises CorruptLogError or StorageError if a position of the group cannot be read.
+    Kafka: Admin.listConsumerGroupOffsets.
     """
     from kafkalog.storage_engine.place import open_log
 
@@ -266,7 +268,8 @@ class _Reading:
         name, fields, value = decoded
         group = self._group(_group_name(fields))
         if name == "OffsetCommit":
-            group.positions.append(self._position(fields, value))
+            if value["offset"] >= 0:  # else no position: OffsetFetchResponse.INVALID_OFFSET
+                group.positions.append(self._position(fields, value))
         elif name == "GroupMetadata":
             group.protocol = value["protocolType"] or None
             group.members = len(value["members"])

@@ -36,7 +36,7 @@ from kafkalog.storage_engine.segment.log_scanner import INSPECT, LogScanner
 from kafkalog.storage_engine.segment.loss import Loss, lost_adopted
 from kafkalog.storage_engine.segment.offset_chain import GapLists, OffsetChain
 from kafkalog.storage_engine.segment.segments import SegmentFiles, list_segments, next_offset
-from kafkalog.storage_engine.transactions.producer_snapshot import parse_snapshot
+from kafkalog.storage_engine.transactions.producer_snapshot import latest_snapshot, parse_snapshot
 
 _TRIES: Final = 100
 """Attempts to list a directory while a broker removes files from it."""
@@ -317,11 +317,31 @@ def _future_times(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]
 
 
 def _open_transactions(partition: PartitionFiles, log: LogCheck) -> Iterator[Finding]:
-    """Report transactions that a stopped broker has left open: they hide what is behind them."""
-    first = min(log.transactions.open.values(), default=None)
-    if first is not None and partition.load_state is None and not partition.checkpointed.is_live:
-        found = open_notice(first, log.last_offset + 1)
-        yield Finding(partition.directory, 0, "ended transactions", found, is_damage=False)
+    """Report transactions without a marker in a stopped broker's log.
+
+    If a later snapshot of the producers has ended one, its marker is lost: readers may take aborted
+    records for committed ones. The broker has left the others open: they hide what is behind them.
+    A cleaning keeps the marker of each transaction that has a batch. Kafka: ProducerStateManager.
+    """
+    directory, still_open = partition.directory, log.transactions.open
+    if not still_open or partition.load_state is not None or partition.checkpointed.is_live:
+        return
+    known = latest_snapshot(directory, log_start=0, end=log.last_offset + 1)
+    ended = {
+        producer: first
+        for producer, first in still_open.items()
+        if first < known.end_offset and not known.is_open(producer, first)
+    }
+    for producer, first in ended.items():
+        expected = (
+            f"a marker that ends the transaction of producer {producer} from offset {first} on, "
+            f"which the snapshot of offset {known.end_offset} has as ended"
+        )
+        yield Finding(directory, 0, expected, "none")
+    left = [first for producer, first in still_open.items() if producer not in ended]
+    if left:
+        found = open_notice(min(left), log.last_offset + 1)
+        yield Finding(directory, 0, "ended transactions", found, is_damage=False)
 
 
 def _losses(partition: PartitionFiles) -> tuple[Loss, ...]:

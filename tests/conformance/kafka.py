@@ -202,6 +202,16 @@ class KafkaBroker:
         if self._process is not None:
             self._end(signal.SIGKILL)
 
+    def pause(self) -> None:
+        """Stop the broker in its tracks (SIGSTOP) until `resume`."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the broker go on (SIGCONT)."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def _end(self, number: signal.Signals) -> None:
         process = self._process
         assert process is not None

@@ -162,6 +162,27 @@ class KafkaCluster:
         """Kill brokers (SIGKILL) at once."""
         self._each(numbers, lambda node: node.kill())
 
+    def kill_ahead_of(self, number: int, behind: int, seconds: float = 0.3) -> None:
+        """Kill a broker while another one has stood still, so that only the third follows it."""
+        self.nodes[behind].pause()
+        time.sleep(seconds)
+        self.kill([number])
+        self.nodes[behind].resume()
+
+    def wait_for_election(self, seconds: float) -> bool:
+        """Wait until a broker has noted a new leader epoch; return whether one has in time."""
+
+        def noted() -> dict[Path, int]:
+            logs = [node.log_dir for node in self.nodes.values()]
+            found = (p for log in logs for p in log.glob("*/leader-epoch-checkpoint"))
+            return {path: path.stat().st_size for path in found}
+
+        before, deadline = noted(), time.monotonic() + seconds
+        while noted() == before:
+            if time.monotonic() > deadline:
+                return False
+        return True
+
     def copy_disks(self, target: Path) -> dict[int, list[Path]]:
         """Copy the disks of the stopped brokers; return where the copies are."""
         copied = {}
@@ -186,6 +207,8 @@ class Traffic:
         """What the group has committed, acknowledged."""
         self.tried: dict[Partition, set[int]] = {}
         """That, and what the group has tried to commit since."""
+        self.aborted: set[bytes] = set()
+        """Values in transactions that were aborted, or may have been."""
         self.transactions = 0
         self._guard = threading.Lock()
         self._end = threading.Event()
@@ -231,7 +254,7 @@ class Traffic:
             }
         )
 
-    def _send(self, producer: Producer, draw: random.Random, topic: str, *, counts: bool) -> None:
+    def _send(self, producer: Producer, draw: random.Random, topic: str, *, counts: bool) -> bytes:
         value = b"%d-%s" % (self._seed, draw.randbytes(draw.choice((5, 100, 2000))).hex().encode())
 
         def delivered(error: Any, message: Any) -> None:
@@ -246,6 +269,7 @@ class Traffic:
                 topic, value, key, partition=draw.randrange(PARTITIONS), on_delivery=delivered
             )
         producer.poll(0)
+        return value
 
     def _writing(self, draw: random.Random, topics: list[str], **settings: Any) -> None:
         producer = self._producer(**settings)
@@ -273,9 +297,12 @@ class Traffic:
         producer.init_transactions(3)
         while not self._end.is_set():
             producer.begin_transaction()
-            for _ in range(draw.randrange(1, 20)):
+            values = [
                 self._send(producer, draw, draw.choice((PLAIN, COMPACTED)), counts=False)
+                for _ in range(draw.randrange(1, 20))
+            ]
             if draw.random() < 0.3:
+                self.aborted.update(values)
                 producer.abort_transaction(3)
             else:
                 producer.commit_transaction(3)

@@ -4,8 +4,10 @@ It is the one that Kafka's rules would make the leader: the replica with the hig
 and of those the longest. Every follower with the same epoch has a beginning of it, so it has all
 records that any in-sync replica on these disks had. Among equals one without losses comes first.
 
-Kafka's controller elects from the in-sync replicas in its metadata instead. Killed brokers may have
-torn logs, and an election of one of them would lose records that others have (KIP-966).
+Kafka's controller elects from the in-sync replicas in its metadata instead. Any of them has what
+all had acknowledged, so the elected one may be shorter, or serve a divergent tail (see below). But
+killed brokers may have torn logs, and an election of one of them would lose records that others
+have (KIP-966).
 
 A follower is truncated to where its log agrees with the leader's (KIP-101, KIP-279). Its records
 above are its *divergent tail*: records that the leader never had, or no longer has.

@@ -142,6 +142,10 @@ class Producers:
             f"since offset {self._open[header.producer_id]}"
         )
 
+    def is_open(self, producer_id: int, offset: int) -> bool:
+        """Return whether a producer's open transaction includes an offset."""
+        return self._open.get(producer_id, layout.INT64_MAX) <= offset
+
     def first_unstable_offset(self) -> int | None:
         """Return the first offset of the oldest open transaction, or None."""
         return min(self._open.values(), default=None)

@@ -144,7 +144,7 @@ def test_a_groups_offsets_fit_the_starting_offsets_of_spark(disk: Path) -> None:
 def test_a_share_group_and_an_unknown_one_have_no_offsets_to_go_on_from(disk: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"'share-1' is a share group"):
         kafkalog.group_offsets(disk / "log-0", "share-1")
-    with pytest.raises(UnknownGroup, match=r"no group 'nobody' .*found classic-0, classic-1"):
+    with pytest.raises(UnknownGroup, match=r"no group 'nobody' .*found 'classic-0', 'classic-1'"):
         kafkalog.group_offsets(disk / "log-0", "nobody")
     with pytest.raises(
         InvalidInputError, match=r"no topic __consumer_offsets, which has the groups' positions"
@@ -223,6 +223,17 @@ def test_a_tombstone_takes_a_position_away_and_a_later_commit_brings_it_back(
     assert offsets(disk_of(tmp_path / "a", [commit(0, *records)])) == {1: 2}
     records.append((key(), value(3)))
     assert offsets(disk_of(tmp_path / "b", [commit(0, *records)])) == {0: 3, 1: 2}
+
+
+def test_a_committed_offset_below_zero_is_no_position(tmp_path: Path) -> None:
+    records = [(key(), value(4)), (key(), value(-1)), (key(partition=1), value(2))]
+    root = disk_of(tmp_path, [commit(0, *records)])
+    for number in range(2):
+        (tmp_path / f"t-{number}").mkdir()
+        write_segment(tmp_path / f"t-{number}", 0, [])
+    assert offsets(root) == {1: 2}
+    # Spark takes -1 for the end, so it would skip all records there are.
+    assert kafkalog.group_offsets(root, "g") == {"t": {0: -2, 1: 2}}
 
 
 PENDING = commit(1, (key(), value(5)), of=7)

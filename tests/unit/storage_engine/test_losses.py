@@ -17,6 +17,7 @@ from kafkalog.inspection.finding import Finding
 from kafkalog.inspection.verify import verify
 from kafkalog.storage_engine.ownership.adopt import adopt
 from kafkalog.storage_engine.transactions.producer_snapshot import pack_snapshot
+from kafkalog.storage_engine.transactions.producers import ProducerEntry
 from tests.builders.batch_builder import COMMIT, batch, marker
 from tests.builders.log_contents import records
 from tests.builders.segment_files import name, write_segment
@@ -215,6 +216,25 @@ def test_a_lost_marker_of_a_transaction_hides_no_loss(tmp_path: Path) -> None:
     with pytest.raises(DataLossError, match="the offsets 20 to 20 are lost"):
         read_batch(root.path, subscribe="t")
     assert len(read_batch(root.path, subscribe="t", failOnDataLoss="false")) == 10
+
+
+@pytest.mark.parametrize("current, lost", [(-1, True), (15, True), (10, False)])
+def test_a_marker_that_a_snapshot_has_counted_is_lost(
+    tmp_path: Path, current: int, lost: bool
+) -> None:
+    root = BrokerRoot(tmp_path / "log")
+    directory = root.partition("t-0", (0,), 10)
+    write_segment(directory, 10, [batch(10, 5, of=7), batch(15, 5, of=7)])
+    entry = ProducerEntry(7, 0, current_txn_first_offset=current, timestamp=NOW_MS)
+    (directory / name(20, ".snapshot")).write_bytes(pack_snapshot([entry]))
+    root.checkpoint(RECOVERY_POINT, {"t-0": 20})
+    root.checkpoint(CLEANER, {"t-0": 20})
+    root.shut_down()
+    (finding,) = verify(root.path, deep=True)
+    assert finding.is_damage == lost
+    wanted = "producer 7 from offset 10 on, which the snapshot of offset 20 has as ended"
+    assert (wanted in finding.expected) == lost
+    assert ("is open from offset 10 on" in finding.found) != lost
 
 
 def test_spark_passes_a_loss_over_only_when_it_is_told_to(root: BrokerRoot) -> None:

@@ -11,6 +11,7 @@ from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.broker import owner
 from kafkalog.storage_engine.metadata.address import (
     is_url,
+    local_path,
     log_directories,
     log_directory,
     resolved,
@@ -56,10 +57,13 @@ def open_log(
 
 
 def spark_path(place: str | PathLike[str]) -> str:
-    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is."""
+    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is.
+
+    Raises InvalidInputError for an empty text, and one with `~`.
+    """
     given = fspath(place)
     is_address = given.lower().startswith(("/", "file:")) or is_url(given)
-    return given if is_address else str(Path(given).absolute())
+    return given if is_address else str(local_path(given))
 
 
 def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:

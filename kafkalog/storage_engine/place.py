@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.address import (
     is_url,
     local_path,
@@ -79,11 +80,16 @@ def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:
     return ReadableDirectory(log_directories(options), read_only=True, create=False)
 
 
-def check_has_log(place: Sequence[Path] | StoreAddress) -> None:
-    """Raise InvalidInputError if Spark's option `path` names no log; one GET of an object store."""
+def check_has_log(
+    place: Sequence[Path] | StoreAddress, creating: str = directory_signs.TO_CREATE
+) -> None:
+    """Raise InvalidInputError if Spark's option `path` names no log; one GET of an object store.
+
+    `creating` says how to create one in a directory.
+    """
     try:
         if not isinstance(place, StoreAddress):
-            owner.check_has_log(place)
+            owner.check_has_log(place, creating)
         else:
             from kafkalog.storage_engine.object_store.client import shared_client
             from kafkalog.storage_engine.object_store.commit_log import CommitLog

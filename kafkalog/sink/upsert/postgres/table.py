@@ -450,9 +450,9 @@ class PostgresTable:
         if not one(connection, _IS_KEY_UNIQUE, {"oid": oid, "keys": list(self.keys)}):
             raise InvalidInputError(
                 f"table {self} has neither a primary key nor a unique constraint of exactly the "
-                f"columns {', '.join(self.keys)}, by which its rows are found. If the upsert "
-                "has got another key, drop the table and start the view or a new query. Else "
-                "add one."
+                f"columns {', '.join(self.keys)}, by which its rows are found (a deferrable one "
+                "doesn't count, nor an index with WHERE or an expression). If the upsert has got "
+                "another key, drop the table and start the view or a new query. Else add one."
             )
         return [
             replace(found[name], staged=staged_type(data_type))

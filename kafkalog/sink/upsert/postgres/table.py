@@ -426,9 +426,10 @@ class PostgresTable:
         for name, data_type in zip(names, types, strict=True):
             ours, theirs = column_type(data_type), found[name].kind
             if ours != theirs and "bytea" in {ours, theirs}:
+                cast = "binary" if theirs == "bytea" else "string"
                 raise InvalidInputError(
                     f'table {self}: column "{name}" is {theirs}, the rows have {ours}: shape them '
-                    f'with select or key_type, as in "cast({name} as string) as {name}"'
+                    f'with select or key_type, as in "cast({name} as {cast}) as {name}"'
                 )
             if name in generated:
                 raise InvalidInputError(

@@ -41,12 +41,13 @@ EXAMPLES: Final = (
 def command(path: str, config: tuple[str, ...], metadata: Path | None, json: bool) -> None:
     """Adopt, and print what was done."""
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.metadata.address import local_path
     from kafkalog.storage_engine.ownership import adopt as adopts
 
     given = topic_configs(config)
     with share_progress("adopting") as show:
         report = adopts.adopt(
-            Path(path),
+            local_path(path),
             config=given,
             metadata=metadata,
             now_ms=clock.now_ms(),

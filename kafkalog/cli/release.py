@@ -49,12 +49,13 @@ _DESCRIBED = re.compile(r"\bTopic:\s*(\S+)\s+TopicId:\s*(\S+)")
 def command(path: str, topic_ids: Path | None, meta_properties: Path | None, json: bool) -> None:
     """Release, and print what was done."""
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.metadata.address import local_path
     from kafkalog.storage_engine.ownership import release as releases
 
     ids = None if topic_ids is None else _read_ids(topic_ids)
     with share_progress("releasing") as show:
         report = releases.release(
-            Path(path),
+            local_path(path),
             topic_ids=ids,
             meta_properties=meta_properties,
             now_ms=clock.now_ms(),

@@ -89,6 +89,7 @@ def micro_batch_ranges(
     fail = fail_on_data_loss
     if not moving_start:
         report_left_out(begin, until, state, fail=fail)
+        report_set_back(begin, until, state, fail=fail)
     ranges: list[OffsetRange] = []
     for partition, end in sorted(until.items()):
         offset = begin.get(partition)
@@ -98,8 +99,6 @@ def micro_batch_ranges(
             start = _first_offset(partition, state, is_new=offset is None, fail=fail)
         else:
             start = offset
-            if end < start and not moving_start:
-                _report_changed(partition, start, end, state, fail=fail)
         if start is not None and start < end:
             held = held_partition(partition, state)
             seen = 0 if held is None else held.high_watermark
@@ -129,6 +128,34 @@ def report_left_out(
             "what the query has read before",
             fail=fail,
         )
+
+
+def report_set_back(
+    begin: Mapping[TopicPartition, int],
+    until: Mapping[TopicPartition, int],
+    state: State,
+    *,
+    fail: bool,
+) -> None:
+    """Report partitions that end below the offset up to which the query has read them.
+
+    A later micro-batch would read their records again. Raises DataLossError, or warns.
+    """
+    for partition, end in sorted(until.items()):
+        start = begin.get(partition, EARLIEST)
+        if end < start:
+            held = held_partition(partition, state)
+            available = (
+                "it is gone"
+                if held is None
+                else f"available are [{held.log_start_offset}, {held.high_watermark})"
+            )
+            report_data_loss(
+                "PARTITION_OFFSET_CHANGED",
+                f"partition {partition}'s offset was changed from {start} to {end}: its topic was "
+                f"created again, its log truncated, or this is another log; {available}",
+                fail=fail,
+            )
 
 
 def report_deleted(gone: Iterable[tuple[TopicPartition, int]], *, fail: bool) -> None:
@@ -172,23 +199,6 @@ def held_partition(partition: TopicPartition, state: State) -> PartitionState | 
     if topic is None or not topic.is_here(number):
         return None
     return topic.partitions[number]
-
-
-def _report_changed(
-    partition: TopicPartition, start: int, end: int, state: State, *, fail: bool
-) -> None:
-    held = held_partition(partition, state)
-    available = (
-        "it is gone"
-        if held is None
-        else f"available are [{held.log_start_offset}, {held.high_watermark})"
-    )
-    report_data_loss(
-        "PARTITION_OFFSET_CHANGED",
-        f"partition {partition}'s offset was changed from {start} to {end}: its topic was "
-        f"created again, or its log truncated; {available}",
-        fail=fail,
-    )
 
 
 def _first_offset(

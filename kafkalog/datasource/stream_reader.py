@@ -19,6 +19,7 @@ from kafkalog.datasource.micro_batch import (
     micro_batch_ranges,
     report_left_out,
     report_missed_deletions,
+    report_set_back,
 )
 from kafkalog.datasource.offsets import EARLIEST, LATEST, OffsetJson, Offsets, from_json, to_json
 from kafkalog.datasource.options import SourceOptions
@@ -122,9 +123,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         them from the partitions of its start. The second batch reads them from their first record.
         Costs one small read while nothing is committed.
 
-        Raises DataLossError for a partition that was read, and is deleted or not subscribed to. For
-        a new query it raises UnknownTopicError, and InvalidInputError for starts that do not fit
-        the log.
+        Raises DataLossError for a partition that was read, and is deleted, not subscribed to, or
+        ends below what was read. For a new query it raises UnknownTopicError, and InvalidInputError
+        for starts that do not fit the log.
         """
         if self._planner is not None:
             self._planner.poll()
@@ -156,8 +157,9 @@ class KafkaLogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 p: known.get(p, end) if begin.get(p) == LATEST else end for p, end in ends.items()
             }
         if self._options().fail_on_data_loss and not is_new and self._target is None:
-            # Refuse before Spark writes a plan that has forgotten these partitions.
+            # Refuse before Spark writes a plan that has forgotten where the query was.
             report_left_out(begin, ends, state, fail=True)
+            report_set_back(known, ends, state, fail=True)
         if self._available_now:
             if self._target is None:
                 self._target = ends

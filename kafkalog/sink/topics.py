@@ -24,7 +24,8 @@ def prepare_topic(options: SinkOptions, columns: SinkColumns) -> None:
     """
     if not options.creates:
         root = options.root
-        check_has_log([root] if isinstance(root, Path) else root)
+        place = [root] if isinstance(root, Path) else root
+        check_has_log(place, "kafkalog.open(path), or without create=false")
     state = shared_readable(options.root).state()
     if options.topic is None:
         return

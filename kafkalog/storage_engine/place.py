@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.broker import owner
+from kafkalog.storage_engine.metadata import directory_signs
 from kafkalog.storage_engine.metadata.address import (
     is_url,
+    local_path,
     log_directories,
     log_directory,
     resolved,
@@ -56,10 +58,13 @@ def open_log(
 
 
 def spark_path(place: str | PathLike[str]) -> str:
-    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is."""
+    """Return a log's path as Spark's option `path` takes it: absolute, or the URL that it is.
+
+    Raises InvalidInputError for an empty text, and one with `~`.
+    """
     given = fspath(place)
     is_address = given.lower().startswith(("/", "file:")) or is_url(given)
-    return given if is_address else str(Path(given).absolute())
+    return given if is_address else str(local_path(given))
 
 
 def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:
@@ -75,11 +80,16 @@ def opened_for_spark(options: Mapping[str, str]) -> ReadableLog:
     return ReadableDirectory(log_directories(options), read_only=True, create=False)
 
 
-def check_has_log(place: Sequence[Path] | StoreAddress) -> None:
-    """Raise InvalidInputError if Spark's option `path` names no log; one GET of an object store."""
+def check_has_log(
+    place: Sequence[Path] | StoreAddress, creating: str = directory_signs.TO_CREATE
+) -> None:
+    """Raise InvalidInputError if Spark's option `path` names no log; one GET of an object store.
+
+    `creating` says how to create one in a directory.
+    """
     try:
         if not isinstance(place, StoreAddress):
-            owner.check_has_log(place)
+            owner.check_has_log(place, creating)
         else:
             from kafkalog.storage_engine.object_store.client import shared_client
             from kafkalog.storage_engine.object_store.commit_log import CommitLog

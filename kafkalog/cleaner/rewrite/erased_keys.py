@@ -45,8 +45,10 @@ class ErasedKeys:
 
     def __init__(self, keys: Iterable[bytes | str]) -> None:
         """Take keys; text is UTF-8. Raises InvalidInputError for no keys, or for an invalid one."""
-        if isinstance(keys, bytes | bytearray | memoryview | str):
-            raise InvalidInputError("keys: expected several of them, such as [key], found one")
+        is_one = isinstance(keys, bytes | bytearray | memoryview | str)
+        if is_one or not isinstance(keys, Iterable):
+            found = "one" if is_one else type(keys).__name__
+            raise InvalidInputError(f"keys: expected several of them, such as [key], found {found}")
         self.keys: Sequence[bytes] = tuple(
             dict.fromkeys(key_bytes(key) for key in users_items(keys))
         )

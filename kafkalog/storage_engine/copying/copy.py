@@ -116,6 +116,8 @@ def _planned(
     refusals: dict[str, KafkaLogError] | None,
 ) -> tuple[list[TopicState], list[TopicState], list[PartitionToCopy]]:
     """Return the topics to copy, those that the destination lacks, and the checked partitions."""
+    if isinstance(topics, str):
+        raise InvalidInputError(f"topics: expected several names, found the text {topics!r}")
     while True:
         state = source.state()
         names = sorted({*(state.topics if topics is None else topics)})

@@ -398,12 +398,10 @@ def deleted_directory(topic: str, partition: int, topic_id: str) -> str:
 
 def topic_name_fault(name: str) -> str | None:
     """Return why Kafka forbids a topic name, or None if it allows it (Kafka: Topic.validate)."""
-    if not isinstance(name, str) or name in {"", ".", ".."}:
-        return f"topic name {name!r} is not allowed"
-    if not _TOPIC_NAME.match(name):
+    if not isinstance(name, str) or name in {".", ".."} or not _TOPIC_NAME.match(name):
         return (
             f"topic name {name!r} is not allowed: 1 to 249 characters out of "
-            "a-z A-Z 0-9 . _ - are expected"
+            "a-z A-Z 0-9 . _ - are expected, and not . or .. alone"
         )
     return None
 

@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.directory_signs import nearby
+from kafkalog.storage_engine.metadata.directory_signs import check_is_directory, nearby
 
 PATH: Final = "path"
 SCHEMES: Final = ("s3", "gs", "az", "memory")
@@ -73,24 +73,49 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
             raise InvalidInputError(
                 f"expected a path, an address or a list of paths, found {given!r}"
             )
-    for text in texts:
-        if "\0" in text:
-            raise InvalidInputError(f"{text!r}: no path has a null character")
-        if is_url(text):
-            raise InvalidInputError(
-                f"{shown(text)}: a log directory has no URL (expected a path). Only a log in an "
-                f"object store has one, as text: its scheme is {', '.join(SCHEMES[:-1])} or "
-                f"{SCHEMES[-1]}."
-            )
-    paths = [Path(text).absolute() for text in texts]
+    paths = [local_path(text) for text in texts]
     if not paths:
         raise InvalidInputError("no log directory is given: expected at least one path")
     for place, path in enumerate(paths):
-        if path.exists() and not path.is_dir():
-            raise InvalidInputError(f"{path}: a log is a directory, this is a file{nearby(path)}")
+        if path.exists():
+            check_is_directory(path)
         if resolved(path) in map(resolved, paths[:place]):
             raise InvalidInputError(f"{path}: the log directory is given twice")
     return paths
+
+
+def local_path(given: str) -> Path:
+    """Return the absolute path that a text means; it need not exist.
+
+    Raises InvalidInputError for an empty text, one with a null character, a URL, and a `~`, which
+    only a shell reads as a home directory.
+    """
+    if "\0" in given:
+        raise InvalidInputError(f"{given!r}: no path has a null character")
+    if not given.strip():
+        raise InvalidInputError(
+            f"{given!r}: the path is empty (expected a directory). Is a variable not set? For the "
+            "current directory give `.`."
+        )
+    if is_url(given):
+        raise InvalidInputError(
+            f"{shown(given)}: a log directory has no URL (expected a path). Only a log in an "
+            f"object store has one, as text: its scheme is {', '.join(SCHEMES[:-1])} or "
+            f"{SCHEMES[-1]}."
+        )
+    home = _of_a_home(given)
+    if home is not None:
+        raise InvalidInputError(
+            f"{given}: only a shell reads `~` as a home directory (expected a path). Give {home}."
+        )
+    return Path(given).absolute()
+
+
+def _of_a_home(given: str) -> str | None:
+    """Return the path that a shell would make of one with `~`; None for any other."""
+    expanded = os.path.expanduser(given)
+    is_plain = expanded == given or Path(given.split("/", 1)[0]).exists()
+    return None if is_plain else expanded
 
 
 def resolved(path: Path) -> Path:
@@ -165,12 +190,13 @@ def _local_path(given: str) -> Path:
         if scheme.lower() != "file":
             raise InvalidInputError(
                 f"path {shown(given)!r} is not local: a log directory is an absolute path or a "
-                "file: URI"
+                f"file: URI; one in an object store begins with {', '.join(SCHEMES[:-1])} or "
+                f"{SCHEMES[-1]}, and ://"
             )
         return _path_of_uri(given)
     raise InvalidInputError(
         f"path {given!r} is relative, and Spark's JVM and Python workers have current directories "
-        f"of their own; did you mean {str(Path.cwd() / given)!r}?"
+        f"of their own; did you mean {_of_a_home(given) or str(Path.cwd() / given)!r}?"
     )
 
 

@@ -224,6 +224,14 @@ _WITHOUT_EFFECT: Mapping[str, str] = MappingProxyType(
 """Kafka's other topic configs, and why they are refused."""
 
 
+def check_mapping(config: object) -> None:
+    """Raise InvalidInputError for what a caller gives as topic configs that isn't a mapping."""
+    if not isinstance(config, Mapping):
+        raise InvalidInputError(
+            f"config: expected a mapping, such as {{'retention.ms': '60000'}}, found {config!r}"
+        )
+
+
 def as_texts(config: Mapping[str, object]) -> dict[str, str]:
     """Return configs as Kafka keeps them, as texts: a number in digits, `true`, `false`."""
     return {

@@ -143,7 +143,9 @@ def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bo
 
 
 def check_is_directory(root: Path) -> None:
-    """Raise InvalidInputError for a missing directory; the error names the log that was meant."""
+    """Raise InvalidInputError for what isn't a directory; it names the log that was meant."""
+    if root.exists() and not root.is_dir():
+        raise InvalidInputError(f"{root}: a log is a directory, this is a file{nearby(root)}")
     if not root.is_dir():
         raise InvalidInputError(f"{root}: there is no such directory{nearby(root)}")
 

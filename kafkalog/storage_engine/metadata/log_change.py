@@ -14,7 +14,7 @@ from typing import Protocol
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
+from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts, check_mapping
 from kafkalog.storage_engine.metadata.new_topic import NewTopic, new_topic_id
 from kafkalog.storage_engine.metadata.state import (
     Change,
@@ -299,6 +299,7 @@ def check_grows(topic: TopicState, partitions: int, *, is_compacted: bool) -> No
 
 def _with_configs(topic: TopicState, config: Mapping[str, str | None]) -> dict[str, str]:
     """Return a topic's configs after a change. Kafka: Admin.incrementalAlterConfigs."""
+    check_mapping(config)
     altered = dict(topic.config)
     for name, value in config.items():
         if value is not None:

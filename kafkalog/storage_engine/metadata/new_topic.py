@@ -13,7 +13,7 @@ from typing import Self
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts
+from kafkalog.storage_engine.metadata.config import TopicConfig, as_texts, check_mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,9 @@ class NewTopic:
     def of(cls, partitions: int, config: Mapping[str, str]) -> Self:
         """Return a topic that is compacted, unless `config` says otherwise.
 
-        Raises InvalidInputError if `partitions` is not a whole number.
+        Raises InvalidInputError if `partitions` is not a whole number, or `config` not a mapping.
         """
+        check_mapping(config)
         texts = as_texts({"cleanup.policy": "compact", **config})
         return cls(whole_number("partitions", partitions), texts)
 

@@ -249,7 +249,7 @@ class State:
         """Return a topic; raises UnknownTopicError, which lists the existing topics."""
         try:
             return self.topics[name]
-        except KeyError:
+        except (KeyError, TypeError):  # such as a list of names
             raise UnknownTopicError(
                 f"topic {name!r} does not exist; the topics of this log are: {self.known_topics}"
             ) from None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _FIELDS: Final = ("key", "value", "headers", "timestamp")
+_BYTES: Final = ("key", "value")
 _SIZES: Final = {2, 3, 4}
 _SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
 """Iterable types that are not a list of records."""
@@ -159,6 +160,31 @@ def _checked(rows: pa.RecordBatch, drop_extra: bool) -> pa.RecordBatch:
                 "drop_extra=True."
             )
         expected, fits = rules[name]
-        if not fits(type_):
+        if name in _BYTES and not fits(type_):
+            rows = rows.set_column(names.index(name), name, _plain(rows.column(name)))
+        if not fits(rows.schema.field(name).type):
             raise InvalidInputError(f"records: column {name!r} is {type_}, expected {expected}")
     return rows
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return text or bytes in the plain form: they may be large, views, a dictionary, or all null.
+
+    Any other column is returned as it is. Raises InvalidInputError for more than 2 GiB.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    found = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if types.is_large_string(found) or types.is_string_view(found) or types.is_string(found):
+        plain = pa.string()
+    elif types.is_binary(found) or str(found) in {"large_binary", "binary_view", "null"}:
+        plain = pa.binary()
+    else:
+        return column
+    try:
+        return column.cast(plain)
+    except pa.ArrowNotImplementedError:  # in an older release of pyarrow
+        return column
+    except pa.ArrowInvalid as fault:
+        raise InvalidInputError(f"records: {fault}. Append fewer records at once.") from None

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ def test_an_absolute_path_or_a_file_uri_is_an_address(given: str, path: str) -> 
     ("given", "message"),
     [
         ("", r"option 'path' is missing"),
-        ("hdfs://host/log", r"is not local"),
+        ("hdfs://host/log", r"is not local.*an object store begins with s3, gs, az or memory"),
         ("s3:log", r"is not local"),
         ("file://host/log", r"names the host 'host'"),
         ("file:///log?x#y", r"is not a plain file: URI"),
@@ -104,3 +105,36 @@ def test_an_error_of_the_engine_repeats_no_secret_of_an_address(given: str) -> N
 )
 def test_an_address_without_a_secret_is_shown_whole(given: str, text: str) -> None:
     assert shown(given) == text
+
+
+@pytest.mark.parametrize(
+    "asked", [open_log, directories, spark_path, lambda given: SinkOptions.parse({"path": given})]
+)
+def test_a_home_directory_that_no_shell_has_read_is_not_made_but_named(
+    asked: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/anna")
+    with pytest.raises(InvalidInputError, match=r"^(path ')?~/log.*[ ']/home/anna/log"):
+        asked("~/log")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_directory_that_is_called_so_is_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~").mkdir()
+    assert directories("~/log") == [tmp_path / "~/log"]
+    assert directories("~nobody-has-this-name") == [tmp_path / "~nobody-has-this-name"]
+
+
+@pytest.mark.parametrize("given", ["", " "])
+def test_an_empty_path_is_not_the_current_directory(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for asked in (open_log, directories, spark_path):
+        with pytest.raises(InvalidInputError, match=r"^' ?': the path is empty.*variable not set"):
+            asked(given)
+    assert [*tmp_path.iterdir()] == []

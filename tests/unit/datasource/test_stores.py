@@ -585,6 +585,26 @@ def test_a_stream_with_a_target_ends_at_it(two: TwoLogs) -> None:
         assert len(query.drain()) == 12
 
 
+@pytest.mark.parametrize("is_available_now", [True, False])
+def test_a_query_given_another_log_by_mistake_plans_nothing_and_goes_on_in_its_own(
+    two: TwoLogs, tmp_path: Path, is_available_now: bool
+) -> None:
+    two.append(6)
+    other = TwoLogs(tmp_path / "other").topic().append(3)
+    for place, mistaken in ((two.directory, other.directory), (two.url, other.url)):
+        query = StreamingQuery(place, {"startingOffsets": "earliest"})
+        assert len(query.drain()) == 6
+        planned = list(query.planned)
+        query.root = mistaken
+        query.start(available_now=is_available_now)
+        with pytest.raises(DataLossError, match=r"t-0's offset was changed from 2 to 1.*\[0, 1\)"):
+            query.trigger()
+        assert query.planned == planned
+        query.root = place
+        query.start(available_now=is_available_now)
+        assert query.drain() == []
+
+
 def test_a_topic_that_is_deleted_is_a_data_loss(two: TwoLogs) -> None:
     two.append(6)
     query = StreamingQuery(two.url, {"startingOffsets": "earliest"})

@@ -419,8 +419,9 @@ def test_a_write_that_may_create_nothing_refuses_a_missing_log_and_a_missing_top
     by_rows = {"create": "false"}, ("topic", "key", "value")
     by_option = {"create": "false", "topic": "t"}, ("key", "value")
     for options, names in (by_rows, by_option):
-        with pytest.raises(InvalidInputError, match=r"option path: .* no log"):
+        with pytest.raises(InvalidInputError, match=r"option path: .* no log") as error:
             SparkWrite(place, options, names, plain=True).micro_batch([[]])
+        assert "by writing to it" not in str(error.value)  # because create=false forbids it
         with pytest.raises(InvalidInputError, match="no log"):
             open_log(place, create=False)
     with open_log(place) as log:

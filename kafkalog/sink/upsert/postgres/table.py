@@ -426,9 +426,10 @@ class PostgresTable:
         for name, data_type in zip(names, types, strict=True):
             ours, theirs = column_type(data_type), found[name].kind
             if ours != theirs and "bytea" in {ours, theirs}:
+                cast = "binary" if theirs == "bytea" else "string"
                 raise InvalidInputError(
                     f'table {self}: column "{name}" is {theirs}, the rows have {ours}: shape them '
-                    f'with select or key_type, as in "cast({name} as string) as {name}"'
+                    f'with select or key_type, as in "cast({name} as {cast}) as {name}"'
                 )
             if name in generated:
                 raise InvalidInputError(
@@ -450,9 +451,9 @@ class PostgresTable:
         if not one(connection, _IS_KEY_UNIQUE, {"oid": oid, "keys": list(self.keys)}):
             raise InvalidInputError(
                 f"table {self} has neither a primary key nor a unique constraint of exactly the "
-                f"columns {', '.join(self.keys)}, by which its rows are found. If the upsert "
-                "has got another key, drop the table and start the view or a new query. Else "
-                "add one."
+                f"columns {', '.join(self.keys)}, by which its rows are found (a deferrable one "
+                "doesn't count, nor an index with WHERE or an expression). If the upsert has got "
+                "another key, drop the table and start the view or a new query. Else add one."
             )
         return [
             replace(found[name], staged=staged_type(data_type))

@@ -173,6 +173,11 @@ class PostgresUpsert(Upsert):
             raise StorageError(f"{self.where}: {' '.join(str(fault).split())}") from fault
         except psycopg.Error as fault:
             text = fault.diag.message_primary or " ".join(str(fault).split())
+            if isinstance(fault, psycopg.errors.InsufficientPrivilege):
+                text += (
+                    ". Grant the role SELECT, INSERT, UPDATE and DELETE on the table, and on its "
+                    "schema USAGE and CREATE, for staged rows and the positions."
+                )
             raise StorageError(f"{self.where}: {text}") from fault
 
     def additions(self, spark: SparkSession, rows: UpsertRows) -> list[str]:

@@ -539,7 +539,7 @@ def _opened(
     from obstore import exceptions
     from obstore import store as stores
 
-    if address.scheme == "memory":
+    if address.is_in_memory:
         with _memory_lock:
             return _memory_stores.setdefault(address.bucket, stores.MemoryStore())
     retries: dict[str, Any] = {"max_retries": 0}

@@ -98,7 +98,7 @@ class CommitLog:
             remedy = ". Create one, or correct the address."
             if _has_remains(client):
                 remedy = ", but commits of one. Open it to write, which makes the object again."
-            elif client.address.scheme == "memory":
+            elif client.address.is_in_memory:
                 remedy = ". A store in memory belongs to the process that opened it: read it there."
             advice = nearby(client.address) or remedy
             raise InvalidInputError(

@@ -63,8 +63,9 @@ def command(
     from kafkalog.errors import InvalidInputError, KafkaLogError
     from kafkalog.storage_engine.copying.copy import copy
     from kafkalog.storage_engine.fs import clock
+    from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url
 
-    if destination.lower().startswith("memory:"):
+    if is_store_url(destination) and StoreAddress.parse(destination).is_in_memory:
         raise InvalidInputError(
             f"{destination}: a copy in memory would be gone when this command ends (expected a "
             "directory, or the URL of an object store). Name another destination."

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafkalog.erasure.file_occurrences import FileOccurrences, scan_bytes
 from kafkalog.erasure.key_scan import KeyScan
 from kafkalog.erasure.topic_files import LIVE, FileKind, TopicFile
-from kafkalog.errors import CorruptLogError, StorageError
+from kafkalog.errors import CorruptLogError, KafkaLogError, StorageError
 from kafkalog.storage_engine.format import layout
 from kafkalog.storage_engine.format.stamping import stamp_run
 from kafkalog.storage_engine.log.results import STAGED_RETENTION_MS
@@ -88,29 +88,31 @@ class StoreScan(KeyScan[TopicFile, Sequence[FileOccurrences]]):
 
     def _fetched(
         self, wanted: Iterable[TopicFile]
-    ) -> Iterator[tuple[TopicFile, bytearray | StorageError]]:
+    ) -> Iterator[tuple[TopicFile, bytearray | KafkaLogError]]:
         """Yield each file with its content, or with the reason why it cannot be had."""
         with ThreadPoolExecutor(_FETCHERS, "kafkalog-erase") as pool:
             for is_small, files in itertools.groupby(wanted, lambda file: file.size <= _SMALL):
                 while some := [*itertools.islice(files, _TOGETHER if is_small else 1)]:
                     yield from zip(some, pool.map(self._fetch, some), strict=True)
 
-    def _fetch(self, file: TopicFile) -> bytearray | StorageError:
+    def _fetch(self, file: TopicFile) -> bytearray | KafkaLogError:
+        name = str(file.path)
         try:
+            self._log.client.check_whole(name, file.size)
             data = bytearray()
-            for piece in self._log.client.pieces(str(file.path), file.size):
+            for piece in self._log.client.pieces(name, file.size):
                 data += piece
             return data
-        except StorageError as fault:
+        except (StorageError, CorruptLogError) as fault:
             return fault
 
     def _scanned(
-        self, state: StoreState, file: TopicFile, data: bytearray | StorageError
+        self, state: StoreState, file: TopicFile, data: bytearray | KafkaLogError
     ) -> Sequence[FileOccurrences] | None:
         """Return the occurrences in an object; None if it is gone."""
         if isinstance(data, ObjectMissingError):
             return None
-        if isinstance(data, StorageError):
+        if isinstance(data, KafkaLogError):
             return [FileOccurrences(file, faults=[f"it cannot be read: {data}"])]
         if file.path.suffix == layout.STORED_MIXED and file.kind.has_batches:
             return [*self._mixed(state, file, data)]

@@ -2,7 +2,8 @@
 
 Each object that the log names must be there, with its size. The records of each partition must lie
 side by side, from the log start to the end. An object that nothing names is an orphan: a notice,
-since a task may be about to commit it, and a sweep deletes it otherwise. With `deep` every live
+since a task may be about to commit it, and a sweep deletes it otherwise. If its writer had seen a
+commit that is not there, commits are lost: that is damage. With `deep` every live
 object is read: its batches, their records, and its indexes.
 """
 
@@ -113,16 +114,21 @@ class _Store:
                     yield self._finding(object_name, 0, f"{size} bytes", f"{found}")
 
     def others(self, sizes: Mapping[str, int]) -> Iterator[Finding]:
-        """Report orphans, and objects that aren't ours."""
+        """Report orphans, what lost commits leave, and objects that aren't ours."""
         for name in unnamed(self.state, sizes):
+            is_damage = False
             if not layout.is_stored_data(name):
                 expected, found = "a log's objects alone", "a foreign one"
+            elif self.state.is_before(name):
+                expected = f"commit {layout.seen_by_stored(name)}, which its writer had seen"
+                found = f"{self.state.number} as the last: commits are lost, or it is foreign"
+                is_damage = True
             else:
                 expected = "an object that a commit names"
                 found = "none: it is of a task at work, or a sweep deletes it"
                 if layout.seen_by_stored(name) <= self.state.swept:
                     found = "none: a sweep was killed, and the next one deletes it"
-            yield self._finding(name, 0, expected, found, is_damage=False)
+            yield self._finding(name, 0, expected, found, is_damage=is_damage)
 
     def partition(
         self, topic: str, number: int, state: PartitionState, *, deep: bool
@@ -213,13 +219,14 @@ class _Store:
         end = max((extent.position + extent.size for extent in each.extents), default=0)
         try:
             data = bytes(self.log.client.fetch(name, end, each.size - end))
+        except (StorageError, CorruptLogError) as fault:
+            yield Finding(place, end, "a footer", str(fault))
+            return
+        try:
             runs = footer_of(place, data)
         except CorruptLogError as fault:
             position = end + fault.position
             yield Finding(place, position, str(fault.expected), str(fault.found))
-            return
-        except StorageError as fault:
-            yield Finding(place, end, "a footer", str(fault))
             return
         found = {(run[1], run[2], run[3], run[4]) for run in runs}
         for extent in each.extents:

@@ -13,13 +13,11 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
 
-from tests.conformance.old_brokers import BROKERS, OldCluster, archive
+from tests.conformance.old_brokers import BROKERS, OldCluster, archive, main
 
 _PRODUCER: Final = Path(__file__).with_name("FirstProducer.java")
 _CODECS: Final = ("none", "gzip", "snappy", "lz4")
@@ -128,12 +126,5 @@ def make(release: str, work: Path) -> None:
     archive(release, made)
 
 
-def main() -> None:
-    """Make the archives of the releases that the command line names."""
-    for release in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as work:
-            make(release, Path(work))
-
-
 if __name__ == "__main__":
-    main()
+    main(make)

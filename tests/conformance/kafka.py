@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -78,6 +78,16 @@ def dump_log_segments(paths: Iterable[Path], *arguments: str) -> str:
     return result.output + result.errors
 
 
+@contextlib.contextmanager
+def killed_if_it_fails(kill: Callable[[], None]) -> Iterator[None]:
+    """Kill what a block starts if it fails; an interrupt, too, ends what it would leave."""
+    try:
+        yield
+    except BaseException:
+        kill()
+        raise
+
+
 class KafkaBroker:
     """One broker, its own controller, on free ports of the loopback; a context manager.
 
@@ -125,11 +135,8 @@ class KafkaBroker:
 
     def __enter__(self) -> Self:
         self._format()
-        try:
+        with killed_if_it_fails(self.kill):
             self.start()
-        except BaseException:  # an interrupt, too, ends the process that it would leave
-            self.kill()
-            raise
         return self
 
     def __exit__(

@@ -23,7 +23,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import NewTopic, PartitionMetadata
 
 from tests.conformance.clients import Partition
-from tests.conformance.kafka import KafkaBroker, free_ports, new_id
+from tests.conformance.kafka import KafkaBroker, free_ports, killed_if_it_fails, new_id
 
 BROKERS: Final = 3
 PLAIN, FAST, COMPACTED, SINGLE, GROUP = "plain", "fast", "compacted", "single", "readers"
@@ -106,7 +106,7 @@ class KafkaCluster:
         self.bootstrap = ",".join(node.bootstrap for node in self.nodes.values())
 
     def __enter__(self) -> Self:
-        try:
+        with killed_if_it_fails(lambda: self.kill(self.nodes)):
             self._each(self.nodes, lambda node: node._format())
             self.start(self.nodes)
             admin = self.nodes[1].admin
@@ -118,9 +118,6 @@ class KafkaCluster:
                 future.result(60)
             # Who asks for a coordinator makes the broker create the groups' topic.
             self.nodes[1].wait_until(self._has_coordinator, 90)
-        except BaseException:
-            self.kill(self.nodes)
-            raise
         return self
 
     def __exit__(

@@ -387,7 +387,7 @@ def _without_metadata(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
     return None if is_left_out else member
 
 
-def main() -> None:
+def main(make: Callable[[str, Path], None]) -> None:
     """Make the archives of the releases that the command line names."""
     for release in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as work:
@@ -395,4 +395,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(make)

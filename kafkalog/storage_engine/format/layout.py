@@ -579,8 +579,8 @@ STORED_SIDE: Final = ".side"
 STORED_CLAIMS: Final = "claims"
 STORED_PROBE: Final = "probe"
 _STORED_LAST: Final = 10**20 - 1
-_STORED_NAME: Final = re.compile(r"log/(\d{20})\.(commit|snapshot)")
-_STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/(\d+)/[A-Za-z0-9._-]+")
+_STORED_NAME: Final = re.compile(r"log/([0-9]{20})\.(commit|snapshot)")
+_STORED_DATA_NAME: Final = re.compile(r"(?:data|segments)/([0-9]+)/[A-Za-z0-9._-]+")
 
 
 def stored_commit(number: int) -> str:

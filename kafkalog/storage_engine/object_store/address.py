@@ -77,6 +77,11 @@ class StoreAddress:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
     @property
+    def is_in_memory(self) -> bool:
+        """Whether the store ends with the process that opened it."""
+        return self.scheme == "memory"
+
+    @property
     def options(self) -> dict[str, str]:
         """The options `store.*` that complete its URL."""
         given = {ENDPOINT: self.endpoint, REGION: self.region, CREDENTIALS: self.credentials}

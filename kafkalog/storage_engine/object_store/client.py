@@ -9,6 +9,8 @@ Rules
 - A store may be silent for 30 s, but a line may be slow. An answer takes as long as its bytes keep
   coming, and a body that is sent as long as SLOWEST_LINE needs for it.
 - A range is as long as it was asked for, or the read fails; obstore would shorten it.
+- An object of another size than expected, or one too large to be read at once, is damage. Nothing
+  of it is read beyond that size.
 - A client is never pickled, as its store holds the secret. Each process makes one from the address.
 - Errors are StorageErrors without a cause, since a cause could hold a signed URL.
 """
@@ -32,14 +34,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, Self, TypeVar
 
-from kafkalog.errors import InvalidInputError, StorageError
-from kafkalog.storage_engine.fs.files import is_users, users
+from kafkalog.errors import CorruptLogError, InvalidInputError, StorageError
+from kafkalog.storage_engine.fs.files import WHOLE_SIZE_MAX, is_users, users
 from kafkalog.storage_engine.object_store.address import CREDENTIALS, StoreAddress
 from kafkalog.storage_engine.object_store.failure import (
     ObjectMissingError,
     OverloadedError,
     PermanentError,
     RefusedError,
+    ShortObjectError,
     described,
 )
 from kafkalog.storage_engine.object_store.fork_guard import check_and_note_use
@@ -104,7 +107,7 @@ class ObjectReader(Protocol):
         """Return an object's first `size` bytes, or fewer. Raises StorageError."""
 
     def fetch(self, name: str, position: int, size: int) -> memoryview:
-        """Return `size` bytes at `position`. Raises StorageError if there are fewer."""
+        """Return `size` bytes at `position`; raises CorruptLogError if there are fewer."""
 
 
 class ObjectClient:
@@ -199,12 +202,17 @@ class ObjectClient:
                 self._delete(part)
 
     def get(self, name: str) -> StoredObject | None:
-        """Return a whole object, or None if it is missing. Raises StorageError."""
+        """Return a whole object, or None if it is missing.
+
+        Raises StorageError, and CorruptLogError for an object above WHOLE_SIZE_MAX.
+        """
 
         def ask() -> StoredObject:
             found = self._obstore.get(self._once, self._key(name))
+            size = found.meta["size"]
+            self.check_whole(name, size)
             data = bytes(found.bytes())
-            self._check_length(name, found.meta["size"], len(data))
+            self._check_answer(name, size, len(data))
             return StoredObject(data, found.meta["e_tag"] or "")
 
         try:
@@ -212,47 +220,67 @@ class ObjectClient:
         except ObjectMissingError:
             return None
 
+    def check_whole(self, name: str, size: int) -> None:
+        """Raise CorruptLogError for an object of that size if it is too large to be in memory."""
+        if size > WHOLE_SIZE_MAX:
+            expected = f"at most {WHOLE_SIZE_MAX} bytes"
+            raise CorruptLogError(self._place(name), WHOLE_SIZE_MAX, expected, f"{size}")
+
     def pieces(self, name: str, size: int) -> Iterator[memoryview]:
         """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
 
         A piece is gone once the next one is asked for, so a thread holds one. Raises StorageError,
-        also for an object of another size.
+        and CorruptLogError for an object of another size.
         """
         key = self._key(name)
-        stream = self._read(
-            GET,
-            name,
-            lambda: iter(self._obstore.get(self._store, key).stream(min_chunk_size=_PIECE_SIZE)),
-        )
+
+        def ask() -> Iterator[Buffer]:
+            found = self._obstore.get(self._store, key)
+            if (there := found.meta["size"]) != size:
+                least, expected = min(size, there), f"an object of {size} bytes"
+                raise CorruptLogError(self._place(name), least, expected, f"{there}")
+            return iter(found.stream(min_chunk_size=_PIECE_SIZE))
+
+        stream = self._read(GET, name, ask)
         found = 0
         while piece := self._ask(GET, name, lambda: next(stream, b""), requests=0):
             found += len(piece)
             with memoryview(piece) as view:
                 del piece
                 yield view
-        self._check_length(name, size, found)
+        self._check_answer(name, size, found)
 
     def first_bytes(self, name: str, size: int) -> bytes:
         """Return an object's first `size` bytes, or all if it has fewer. Raises StorageError."""
-        key = self._key(name)
-        return bytes(
-            self._read(
-                GET, name, lambda: self._obstore.get_range(self._once, key, start=0, length=size)
-            )
-        )
+        try:
+            return bytes(self._range(name, 0, size))
+        except ShortObjectError:
+            return b""
 
     def fetch(self, name: str, position: int, size: int) -> memoryview:
-        """Return `size` bytes at `position`, not copied. Raises StorageError if there are fewer."""
-        key = self._key(name)
-        data = memoryview(
-            self._read(
-                GET,
-                name,
-                lambda: self._obstore.get_range(self._once, key, start=position, length=size),
-            )
-        )
-        self._check_length(name, size, len(data))
+        """Return `size` bytes at `position`, not copied.
+
+        Raises StorageError, and CorruptLogError if there are fewer.
+        """
+        try:
+            data = memoryview(self._range(name, position, size))
+        except ShortObjectError:
+            data = memoryview(b"")
+        if len(data) != size:
+            end = position + len(data)
+            expected = f"at least {position + size} bytes"
+            raise CorruptLogError(self._place(name), end, expected, "the end")
         return data
+
+    def _range(self, name: str, position: int, size: int) -> Buffer:
+        """Return bytes of an object, fewer at its end; raises ShortObjectError behind it."""
+        key = self._key(name)
+        found: Buffer = self._read(
+            GET,
+            name,
+            lambda: self._obstore.get_range(self._once, key, start=position, length=size),
+        )
+        return found
 
     def head(self, name: str) -> ObjectEntry | None:
         """Return an object's entry, or None if it is missing. Raises StorageError."""
@@ -461,11 +489,11 @@ class ObjectClient:
     def _described(self, kind: str, name: str, fault: Exception) -> StorageError:
         return described(kind, self._place(name), fault)
 
-    def _check_length(self, name: str, expected: int, found: int) -> None:
+    def _check_answer(self, name: str, expected: int, found: int) -> None:
         if expected != found:
             raise StorageError(
-                f"{self._place(name)}: the object is not as long as it was written (expected "
-                f"{expected} bytes, found {found}). It was changed; restore it."
+                f"{self._place(name)}: the store's answer ended early (expected {expected} bytes, "
+                f"found {found}). Try again."
             )
 
     def _key(self, name: str) -> str:
@@ -511,7 +539,7 @@ def _opened(
     from obstore import exceptions
     from obstore import store as stores
 
-    if address.scheme == "memory":
+    if address.is_in_memory:
         with _memory_lock:
             return _memory_stores.setdefault(address.bucket, stores.MemoryStore())
     retries: dict[str, Any] = {"max_retries": 0}

@@ -8,6 +8,8 @@ Rules
 - An orphan is named by no commit. The commit `swept: E` declares every unnamed object dropped whose
   writer had seen no commit after E. A later commit has read it, and refuses such an object. The
   orphan is deleted after that. Its age is a courtesy to living queries.
+- An unnamed object whose writer had seen a later commit than the newest one is no orphan: commits
+  were lost, and it may have their records. It stays.
 - The boundary moves before the commits below it are deleted. A process that was stopped meanwhile
   reads it, and opens the log again.
 
@@ -18,6 +20,7 @@ continues. The model `tests/unit/storage_engine/collector_model.py` checks all i
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from kafkalog.storage_engine.object_store.client import ObjectClient, ObjectEntry
     from kafkalog.storage_engine.object_store.store_draft import StoreDraft
 
+_log = logging.getLogger(__name__)
 DELETE_DELAY_MS: Final = 3_600_000
 """`file.delete.delay.ms` of a topic in a store that does not set it."""
 COMMITS_KEPT_MS: Final = 86_400_000
@@ -170,7 +174,17 @@ def delete_orphans(log: CollectedLog, names: list[str], *, now_ms: int) -> int:
     Whoever still wants to commit an object that is as old as one of them is refused.
     """
     orphans: list[str] = []
-    if unnamed(log.store_state(), names):
+    state = log.store_state()
+    if beyond := [*filter(state.is_before, unnamed(state, names))]:
+        _log.warning(
+            "%s/%s: its writer had seen a later commit than the last one, %d, so commits are "
+            "missing; %d such objects stay. Restore the log.",
+            log.client.address,
+            beyond[0],
+            state.number,
+            len(beyond),
+        )
+    if _orphans(state, names):
         orphans = log.change(_sweeping(names), now_ms=now_ms)
     log.client.delete(orphans)
     return len(orphans)
@@ -185,13 +199,18 @@ def unnamed(state: StoreState, names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in named]
 
 
+def _orphans(state: StoreState, names: Iterable[str]) -> list[str]:
+    """Return the unnamed objects that no lost commit can have named."""
+    return [name for name in unnamed(state, names) if not state.is_before(name)]
+
+
 def _old(log: CollectedLog, folder: str, before_ms: int) -> Iterator[ObjectEntry]:
     return (each for each in log.client.list(folder) if each.modified_ms < before_ms)
 
 
 def _sweeping(listed: list[str]) -> Callable[[StoreDraft], list[str]]:
     def sweep_unnamed(draft: StoreDraft) -> list[str]:
-        orphans = unnamed(draft.store, listed)
+        orphans = _orphans(draft.store, listed)
         seen = max(map(layout.seen_by_stored, orphans), default=-1)
         if seen > draft.store.swept:
             draft.sweep(seen)

@@ -89,11 +89,16 @@ class CommitLog:
 
     @staticmethod
     def id_of(client: ObjectClient) -> bytes:
-        """Return the id of the log; one GET. Raises InvalidInputError if the place has no log."""
+        """Return the id of the log; one GET. Raises InvalidInputError if the place has no log.
+
+        Raises StorageError if it has lost its mark.
+        """
         mark = client.get(layout.STORED_LOG)
         if mark is None:
             remedy = ". Create one, or correct the address."
-            if client.address.scheme == "memory":
+            if _has_remains(client):
+                remedy = ", but commits of one. Open it to write, which makes the object again."
+            elif client.address.is_in_memory:
                 remedy = ". A store in memory belongs to the process that opened it: read it there."
             advice = nearby(client.address) or remedy
             raise InvalidInputError(
@@ -113,6 +118,7 @@ class CommitLog:
         if client.get(layout.STORED_LOG) is not None:
             return False
         check_is_free(client.address)
+        _has_remains(client)
         token = os.urandom(16)
         client.probe(f"{layout.STORED_PROBE}/{token.hex()}")
         boundary = NumberedObject(layout.STORED_BOUNDARY_MAGIC, 0, token).encode()
@@ -212,33 +218,42 @@ class CommitLog:
 
     def _loaded(self, base: StoreState) -> StoreState:
         """Return the newest state: from `base`, or from the newest snapshot if that is later."""
+        gap = ""
         for _ in self._tries():
-            newest, snapshot = self._listed(base.number)
+            newest, snapshot, gap = self._listed(base.number)
             start: StoreState | None = base
             if snapshot > base.number:
                 start = self._snapshot(snapshot)
-            state = None if start is None else self._through(start, newest)
+            state = None if start is None or gap else self._through(start, newest)
             if start is not None and state is not None:
                 if self.boundary() <= start.number:
                     return state
                 base = StoreState()  # the collector has passed it
         raise StorageError(
             f"{self._place(layout.STORED_COMMITS)}: commits that were listed, or that follow the "
-            "last snapshot, are missing. Restore the log."
+            f"last snapshot, are missing{gap}. Restore the log."
         )
 
-    def _listed(self, known: int) -> tuple[int, int]:
-        """Return the newest commit, and the newest snapshot after `known`, or 0."""
-        newest = 0
+    def _listed(self, known: int) -> tuple[int, int, str]:
+        """Return the newest commit, the newest snapshot after `known`, or 0, and a gap in words.
+
+        A commit is made after the one before it, so a gap is damage, or commits were deleted while
+        they were listed. It can be of any length: nobody fetches the commits that it should have.
+        """
+        newest = following = 0
         for entry in self._client.list(layout.STORED_COMMITS):
             parsed = layout.parse_stored_name(entry.name)
             if parsed is None:
                 continue
             number, is_snapshot = parsed
             newest = max(newest, number)
+            least = max(number, known)
+            if following > least + 1:
+                return newest, 0, _gap(least + 1, following)
             if is_snapshot or number <= known:
-                return newest, number if is_snapshot else 0
-        return newest, 0
+                return newest, number if is_snapshot else 0, ""
+            following = number
+        return newest, 0, _gap(known + 1, following) if following > known + 1 else ""
 
     def _snapshot(self, number: int) -> StoreState | None:
         name = layout.stored_snapshot(number)
@@ -422,8 +437,9 @@ class CommitLog:
             layout.STORED_SNAPSHOT_MAGIC, number, self.log_id, self._state.snapshot()
         ).encode()
         try:
+            self._client.check_whole(layout.stored_snapshot(number), len(data))
             self._client.create(layout.stored_snapshot(number), data)
-        except StorageError as fault:
+        except (StorageError, CorruptLogError) as fault:
             _logger.warning("no snapshot after commit %d: %s", number, fault)
 
     def _tries(self) -> Iterator[None]:
@@ -431,6 +447,27 @@ class CommitLog:
 
     def _place(self, name: str) -> str:
         return f"{self._client.address}/{name}"
+
+
+def _has_remains(client: ObjectClient) -> bool:
+    """Return whether there are commits of a log that has lost its mark.
+
+    Raises StorageError if it has lost its boundary too, from which the mark could be made again.
+    The boundary is created before any commit, so it is asked for after them.
+    """
+    commits = client.newest(layout.STORED_COMMITS, 1)
+    if commits and client.get(layout.STORED_BOUNDARY) is None:
+        raise StorageError(
+            f"{client.address}: a log has lost its objects {layout.STORED_LOG} and "
+            f"{layout.STORED_BOUNDARY} (found {commits[0].name} without them). Restore them, or "
+            "delete what is left of the log."
+        )
+    return bool(commits)
+
+
+def _gap(first: int, following: int) -> str:
+    """Return in words which commits a listing lacks."""
+    return f" (expected commit {first}, found {layout.stored_commit(following)} after it)"
 
 
 def _created(client: ObjectClient, name: str, data: bytes, patience_s: float) -> StoredObject:

@@ -13,6 +13,7 @@ from kafkalog.errors import StorageError
 
 _STATUS: Final = re.compile(r"status code: (\d{3})\b")
 _CODE: Final = re.compile(r"<Code>(\w{1,60})</Code>")
+_PATH: Final = re.compile(r'\bpath: "((?:[^"\\]|\\.){1,1024})"')
 _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound")
 _PASSING: Final = frozenset({"408", "409", "412", "425", "429", "500", "502", "503", "504"})
 """The statuses of requests that may succeed if they are repeated; all others are final."""
@@ -42,6 +43,8 @@ _ADVICE: Final = {
     "501": "Use a store that has this request, or correct the address.",
 }
 _ADVICE_OF_FINAL: Final = "Correct the address, or use another store."
+_BEHIND_THE_END: Final = "StartTooLarge"
+"""What obstore's store in memory answers where others answer 416."""
 _INSTANCE: Final = "169.254.169.254"
 """The server of a cloud's instance, which is asked for credentials if there are none."""
 _NO_CREDENTIALS: Final = (
@@ -54,7 +57,6 @@ _WORDS: Final = {
     "TimedOut": "the store did not answer in time. Try again.",
     "ConnectionRefused": "nobody answers at its address. Correct the address, or try again.",
     "dns error": "its host has no address. Correct the address.",
-    "StartTooLarge": "the object is shorter than the range. It was changed; restore it.",
     "BadScheme": "its address begins with http://, which is not encrypted and has to be allowed. "
     "Set store.allow_http to true, or AWS_ALLOW_HTTP=true for s3 and AZURE_ALLOW_HTTP=true for "
     "az; or use https://.",
@@ -63,7 +65,7 @@ _WORDS: Final = {
     "use another store.",
 }
 """The meaning of words that the text of an error without a status may hold."""
-_FINAL: Final = ("MissingAccessKey", "StartTooLarge", "BadScheme", "BareRedirect", "MissingEtag")
+_FINAL: Final = ("MissingAccessKey", "BadScheme", "BareRedirect", "MissingEtag")
 """Those of them with which a repeated request would fail too."""
 
 
@@ -83,6 +85,10 @@ class PermanentError(StorageError):
     """The store refused a request, and would refuse it again."""
 
 
+class ShortObjectError(PermanentError):
+    """An object ends before the range that was asked for."""
+
+
 class OverloadedError(StorageError):
     """The store asked for fewer requests (503 or 429)."""
 
@@ -100,6 +106,15 @@ def described(request: str, place: str, error: Exception) -> StorageError:
         is_missing = False  # there is no bucket to write to, and this store does not say so
     if is_missing and not any(word in text for word in _NO_BUCKET):
         return ObjectMissingError(f"{place}: the object is missing. Restore it, or read again.")
+    if request == "LIST" and type(error).__name__ == "InvalidPathError":
+        found_path = _PATH.search(text)
+        return PermanentError(
+            f"{place}: the store has an object whose name cannot be used here (expected no empty "
+            "part, no '.', no '..' and no control character between slashes, found "
+            f"'{found_path[1] if found_path else '?'}'). Delete it, or rename it."
+        )
+    if request == "GET" and (_BEHIND_THE_END in text or (status and status[1] == "416")):
+        return ShortObjectError(f"{place}: the object is shorter than the range. Restore it.")
     if _INSTANCE in text:
         return PermanentError(f"{place}: {_NO_CREDENTIALS}")
     found = [code[1]] if code else []

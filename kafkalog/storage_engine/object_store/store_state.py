@@ -337,6 +337,13 @@ class StoreState:
         """The number of the commit that led to this state."""
         return self.log.number
 
+    def is_before(self, name: str) -> bool:
+        """Return whether the writer of an object of records had seen a later commit than this one.
+
+        If this is the newest commit, later ones were lost, and the object may have their records.
+        """
+        return layout.seen_by_stored(name) > self.number
+
     def extents(self, topic_id: str, partition: int) -> Sequence[PlacedExtent]:
         """Return the extents of a partition with the names of their objects, ascending."""
         return self.index.of(self.objects, topic_id, partition)

@@ -18,6 +18,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 import kafkalog
@@ -29,6 +30,7 @@ from tests.unit.datasource.logs import rows as rows_of
 from tests.unit.sink.sqlite_rows import KINDS, NAMES, driver_batch, row
 
 HISTORIES = 500 if os.environ.get("KAFKALOG_TABLES") == "full" else 12
+pytestmark = [pytest.mark.slow] if HISTORIES == 500 else []
 KEYS = [f"k{number}" for number in range(6)]
 PARTS = ("log", "checkpoint", "table.db")
 RIGHT, WRONG = "right", "WRONG"

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptLogError, StorageError
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.failure import ObjectMissingError, PermanentError
@@ -50,8 +50,9 @@ def test_every_operation_does_as_on_a_store_in_memory(
     with pytest.raises(ObjectMissingError):
         client.fetch("log/3", 0, 1)
     for position, size in [(4, 3), (6, 1), (9, 1)]:
-        with pytest.raises(StorageError):
+        with pytest.raises(CorruptLogError, match="found the end"):
             client.fetch("log/2", position, size)
+    assert client.first_bytes("log/1", 5) == b""
     client.delete(["log/1", "log/2", "log/9"])
     assert list(client.list("log")) == []
     assert client.counts == store_proxy.counts

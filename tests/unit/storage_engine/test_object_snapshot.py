@@ -13,6 +13,7 @@ from kafkalog.cleaner.objects import upkeep
 from kafkalog.cleaner.schedule import manager
 from kafkalog.errors import (
     CorruptBatchError,
+    CorruptLogError,
     InvalidInputError,
     OffsetOutOfRangeError,
     StorageError,
@@ -355,7 +356,7 @@ def test_an_object_that_is_cut_off_or_missing_is_an_error(log: Log) -> None:
     found = log.writer.get(name)
     assert found is not None
     log.writer.put_unique(name, found.data[:100])
-    with log.snapshot() as snapshot, pytest.raises(StorageError, match="not as long as it was"):
+    with log.snapshot() as snapshot, pytest.raises(CorruptLogError, match="found the end"):
         read(snapshot)
     log.writer.delete([name])
     with log.snapshot() as snapshot, pytest.raises(StorageError, match="the object is missing"):

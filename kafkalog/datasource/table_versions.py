@@ -50,7 +50,7 @@ class TableVersions:
         from pyspark.sql import functions as F
 
         schema = rows.select(*map(quoted, columns)).schema
-        check_version(self.version, schema)
+        check_version(self.version, columns, schema)
         if is_selected and (mark := marks_deletion(schema)) is not None:
             columns = [name for name in columns if name != deletion_column(columns)]
             rows = rows.withColumn(GONE, F.col(GONE) | mark)

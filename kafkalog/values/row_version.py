@@ -8,6 +8,7 @@ and PostgreSQL say the same in their own SQL.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
@@ -41,11 +42,17 @@ def checked_retention(delete_retention_ms: int) -> int:
     return found
 
 
-def check_version(name: str, schema: StructType) -> None:
-    """Raise InvalidInputError if rows lack the column of versions, or its values have no order."""
-    known = {field.name: field.dataType for field in schema.fields}
-    if name not in known or name.startswith("kl_"):
-        raise InvalidInputError(f"version names the column {name}, which the rows lack.")
+def check_version(name: str, columns: Sequence[str], schema: StructType) -> None:
+    """Raise InvalidInputError if rows lack the column of versions, or its values have no order.
+
+    The rows have the `columns` of their schema.
+    """
+    known = {each: schema[each].dataType for each in columns}
+    if name not in known:
+        raise InvalidInputError(
+            f"version={name!r}: the rows have no such column (expected one of "
+            f"{', '.join(known)}). Letter case counts."
+        )
     if known[name].typeName() not in _ORDERED:
         raise InvalidInputError(
             f"version={name!r}: its column is {known[name].simpleString()} (expected a whole "

@@ -292,7 +292,8 @@ class RowShape:
         marked = self._shaped(records, *more)
         if self.version is None:
             return marked
-        check_version(self.version, marked.schema)
+        own = marked.columns[marked.columns.index(REASON) + 1 :]
+        check_version(self.version, own, marked.schema)
         return marked.withColumn(REASON, F.coalesce(REASON, lacks_version(self.version)))
 
     def _shaped(self, records: DataFrame, *more: Column) -> DataFrame:

@@ -47,6 +47,10 @@ class ErasedKeys:
         """Take keys; text is UTF-8. Raises InvalidInputError for no keys, or for an invalid one."""
         if isinstance(keys, bytes | bytearray | memoryview | str):
             raise InvalidInputError("keys: expected several of them, such as [key], found one")
+        if not isinstance(keys, Iterable):
+            raise InvalidInputError(
+                f"keys: expected several of them, such as [key], found {type(keys).__name__}"
+            )
         self.keys: Sequence[bytes] = tuple(
             dict.fromkeys(key_bytes(key) for key in users_items(keys))
         )

@@ -373,7 +373,9 @@ class KafkaLog:
         """
         from kafkalog.cleaner.key_index import latest_view
 
-        budget = self._config.dedupe_buffer_size if budget_bytes is None else budget_bytes
+        budget = self._config.dedupe_buffer_size
+        if budget_bytes is not None:
+            budget = latest_view.checked_budget(budget_bytes)
         return latest_view.latest_of_topic(
             self._log,
             topic,

@@ -23,7 +23,8 @@ class CleanerConfig:
     enable: bool = True
     """log.cleaner.enable: if false, nothing is compacted, but retention runs (C141)."""
     threads: int = 1
-    """log.cleaner.threads: how many partitions a background cleaner cleans at the same time."""
+    """log.cleaner.threads: how many partitions a background cleaner cleans at the same time. With 0
+    nothing is compacted, as in Kafka."""
     dedupe_buffer_size: int = 128 << 20
     """log.cleaner.dedupe.buffer.size: bytes the offset maps of all threads may take."""
     io_buffer_load_factor: float = 0.9

@@ -150,7 +150,7 @@ class KTable:
             self._session(),
             self.path,
             self.topic,
-            str(location),
+            location,
             options=self.options,
             select=select,
             version=version,

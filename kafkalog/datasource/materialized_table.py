@@ -32,7 +32,7 @@ from kafkalog.errors import IncompleteTableError, InvalidInputError, StorageErro
 from kafkalog.spark_results import collected
 from kafkalog.storage_engine.fs import clock, files
 from kafkalog.storage_engine.object_store.address import is_store_url
-from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
+from kafkalog.storage_engine.place import open_log, opened_for_spark
 from kafkalog.tables.manifest import Manifest, TableFile, manifest_name
 from kafkalog.tables.table_moment import (
     PartitionMoment,
@@ -41,7 +41,12 @@ from kafkalog.tables.table_moment import (
     mark_of,
     marks_of,
 )
-from kafkalog.tables.table_place import TablePlace, check_outside_log, table_place
+from kafkalog.tables.table_place import (
+    TablePlace,
+    check_outside_log,
+    table_location,
+    table_place,
+)
 from kafkalog.values.columns import columns_of
 from kafkalog.values.record_form import DocumentArguments, RecordForm, document_arguments
 from kafkalog.values.row_version import check_has_no_events, checked_retention
@@ -49,6 +54,8 @@ from kafkalog.values.schema_registry import SchemaRegistry
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import StructType
@@ -120,7 +127,7 @@ class MaterializedTable:
         spark: SparkSession | None,
         path: str,
         topic: str,
-        location: str,
+        location: str | Path,
         *,
         options: Mapping[str, str],
         select: Sequence[str] | None,
@@ -131,7 +138,7 @@ class MaterializedTable:
         """The last four are the arguments of `KTable.materialize`."""
         self.topic = topic
         self.path = path
-        self.location = spark_path(location)
+        self.location = table_location(location)
         check_outside_log(self.location, self.path)
         self.options = dict(options)
         self._spark = spark
@@ -140,8 +147,7 @@ class MaterializedTable:
         self._views: set[str] = set()
         check_has_no_events(version, has_events="envelope" in self._documents)
         retention_ms = checked_retention(delete_retention_ms)
-        found = version and TableVersions(version, retention_ms, _HIDDEN)
-        self._versions = found or None
+        self._versions = None if version is None else TableVersions(version, retention_ms, _HIDDEN)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_spark": None}
@@ -413,6 +419,10 @@ class MaterializedTable:
         if self._select is not None:
             typed = typed.selectExpr(*self._select, *hidden)
         columns = typed.columns[: -len(hidden)]
+        if taken := [name for name in columns if name.lower().startswith("_kl_")]:
+            raise InvalidInputError(
+                f"materialize: columns whose names begin with _kl_ are taken: {', '.join(taken)}"
+            )
         if self._versions:
             is_selected = self._select is not None
             typed, columns = self._versions.marked(typed, columns, is_selected=is_selected)
@@ -457,11 +467,14 @@ class MaterializedTable:
         ends = self._ends(state)
         typed = self._rows(base, state)
         directory = f"data/{version}-{uuid.uuid4().hex}"
-        writer = TableWriter(self.location, self.options, directory, typed.place_columns)
         tasks = max(_FILES_MIN, sum(log.size_of(*place) for place in ends) // _FILE_BYTES)
 
         def write(rows: DataFrame) -> list[Row]:
-            return collected(rows.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN))
+            names, place = rows.columns, typed.place_columns
+            writer = TableWriter(self.location, self.options, directory, place, names)
+            # Spark reads a dot, a backtick or a star in these names as syntax.
+            plain = rows.toDF(*[f"c{number}" for number in range(len(names))])
+            return collected(plain.coalesce(tasks).mapInArrow(writer.__call__, WRITTEN))
 
         written, gone = write(typed.rows), []
         if self._versions and typed.newest is not None:

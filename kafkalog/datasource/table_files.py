@@ -37,6 +37,8 @@ class TableWriter:
     """The directory of the files, below the location."""
     place_columns: Sequence[str]
     """The columns with a row's key, partition and offset."""
+    columns: Sequence[str]
+    """The names of the columns in the files, in the order of those that the task gets."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the batches, and yield a row for each file. Raises StorageError."""
@@ -77,7 +79,7 @@ class TableWriter:
         size = 0
         for batch in batches:
             if batch.num_rows:
-                held.append(batch)
+                held.append(batch.rename_columns([*self.columns]))
                 size += batch.nbytes
             if size >= _GROUP_BYTES:
                 yield pa.Table.from_batches(held)

@@ -50,14 +50,16 @@ class TableVersions:
         from pyspark.sql import functions as F
 
         schema = rows.select(*map(quoted, columns)).schema
-        check_version(self.version, schema)
+        check_version(self.version, columns, schema)
         if is_selected and (mark := marks_deletion(schema)) is not None:
             columns = [name for name in columns if name != deletion_column(columns)]
             rows = rows.withColumn(GONE, F.col(GONE) | mark)
         _, partition, offset = map(F.col, self.place)
-        reason = lacks_version(self.version)
+        reason = lacks_version(self.version, schema[self.version].dataType)
         fault = F.format_string(f"partition %s offset %s: %s. {_REMEDY}", partition, offset, reason)
-        version = F.coalesce(quoted(self.version), F.raise_error(fault))
+        version = F.when(reason.isNull(), F.col(quoted(self.version))).otherwise(
+            F.raise_error(fault)
+        )
         kept = [name for name in rows.columns if name in {*columns, *self.place, GONE}]
         return rows.withColumn(self.version, version).select(*map(quoted, kept)), [*columns]
 

@@ -10,12 +10,20 @@ import contextlib
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.fs import files
-from kafkalog.storage_engine.metadata.address import PATH, log_directory
+from kafkalog.storage_engine.metadata.address import (
+    PATH,
+    is_url,
+    local_path,
+    log_directory,
+    looking,
+    resolved,
+)
 from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url
 from kafkalog.tables.manifest import (
     Manifest,
@@ -188,13 +196,38 @@ class _StoredTable(TablePlace):
         self.client.delete(names)
 
 
+@looking()
+def table_location(given: str | PathLike[str]) -> str:
+    """Return where a table is: an absolute path, or the URL of a prefix in an object store.
+
+    Raises InvalidInputError, also for a file and for what is below one, and StorageError.
+    """
+    text = fspath(given) if isinstance(given, (str, PathLike)) else ""
+    if is_store_url(text):
+        return text
+    is_file_uri = text.lower().startswith("file:")
+    if not text.strip() or (is_url(text) and not is_file_uri):
+        raise InvalidInputError(
+            "the location of a materialized table: expected a directory, or the URL of a prefix in "
+            f"an object store, found {given!r}. Give another location."
+        )
+    path = local_path(text if is_file_uri else str(Path(text).absolute()))
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if not nearest.is_dir():
+        raise InvalidInputError(
+            f"{path}: a materialized table is a directory, and {nearest} is a file. Give another "
+            "location."
+        )
+    return str(path)
+
+
 def table_place(location: str, options: Mapping[str, str]) -> TablePlace:
     """Return the place of a location, a directory or a URL that options `store.*` complete.
 
     Raises InvalidInputError.
     """
     if not is_store_url(location):
-        return _TableDirectory(log_directory({PATH: location}))
+        return _TableDirectory(Path(table_location(location)))
     from kafkalog.storage_engine.object_store.client import shared_client
 
     return _StoredTable(shared_client(StoreAddress.parse(location, options)))
@@ -207,8 +240,7 @@ def check_outside_log(location: str, path: str) -> None:
     if is_store_url(path):
         is_inside = f"{location.rstrip('/')}/".startswith(f"{path.rstrip('/')}/")
     else:
-        log, table = (log_directory({PATH: each}).resolve() for each in (path, location))
-        is_inside = table.is_relative_to(log)
+        is_inside = resolved(Path(location)).is_relative_to(resolved(log_directory({PATH: path})))
     if is_inside:
         raise InvalidInputError(
             f"{location}: a materialized table cannot lie inside its log (expected a place outside "

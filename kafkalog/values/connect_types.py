@@ -42,7 +42,7 @@ _DATE: Final = f"{_DAY}(Z|[+]00:?00)?$"
 _LOCAL: Final = f"{_DAY}{_CLOCK}(Z|[+]00:?00)?$"
 _ZONED: Final = f"{_DAY}{_CLOCK}(Z|[-+][0-9]{{2}}:?[0-9]{{2}})$"
 _DAYS: Final = (-719162, 2932896)
-_MICROSECONDS: Final = (-62135596800000000, 253402300799999999)
+MICROSECONDS: Final = (-62135596800000000, 253402300799999999)
 """The years 1 to 9999, which Spark's types have."""
 _WIDE: Final = "decimal(38,0)"
 
@@ -148,7 +148,7 @@ def from_avro(value: Column, kind: DataType, name: str) -> Conversion:
     if isinstance(kind, T.DateType):
         return F.when(F.datediff(value, F.lit("1970-01-01").cast("date")).between(*_DAYS), value)
     if isinstance(kind, T.TimestampType):
-        return F.when(F.unix_micros(value).between(*_MICROSECONDS), value)
+        return F.when(F.unix_micros(value).between(*MICROSECONDS), value)
     return value
 
 
@@ -170,7 +170,7 @@ def _microseconds(number: Column, name: Column) -> Column:
     """Return a number in the unit of a type as microseconds; null if Spark has no such moment."""
     from pyspark.sql import functions as F
 
-    least, most = _MICROSECONDS
+    least, most = MICROSECONDS
     thousandth = number.cast("decimal(20,0)") * F.lit("0.001").cast("decimal(3,3)")
     millis = F.when(number.between(least // 1000, most // 1000), number * 1000)
     return (

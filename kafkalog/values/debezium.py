@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.values.avro_schema import AvroType
+from kafkalog.values.bad_values import with_reason
 from kafkalog.values.change_rows import ChangeRows, RowField
 from kafkalog.values.connect_types import (
     BYTES_AS_TEXT,
@@ -158,6 +159,7 @@ class Debezium:
         for given in self.add_fields:
             inside = F.when(op.isNotNull(), _in_event(event, given))
             added[_added_name(given)] = inside.otherwise(event[_added_name(given)])
+        df = with_reason(df, _hidden(row, F.col(text), op))
         marks: dict[str, Column] = {_DELETED: event[_DELETED], _OP: event[_OP]}
         rows = self._rows(
             event,
@@ -381,6 +383,20 @@ def _foreign(row: StructType, text: Column, op: Column | None) -> Column:
         F.when(F.size(names) > 0, F.substring(F.array_join(names, ", "), 1, 200)).otherwise("none"),
     )
     return F.when(~F.arrays_overlap(names, F.array(*map(F.lit, row.fieldNames()))), reason)
+
+
+def _hidden(row: StructType, text: Column, op: Column) -> Column:
+    """Return why a row in no event is bad: a field of it has the name of one of an event."""
+    from pyspark.sql import functions as F
+
+    body = F.coalesce(F.get_json_object(text, "$.payload"), text)
+    reason = F.lit(None).cast("string")
+    for name in row.fieldNames():
+        if name in _OF_EVENT:
+            words = f"the row is in no event, where a field {name} would be one of the event"
+            is_there = op.isNull() & F.get_json_object(body, f"$.{name}").isNotNull()
+            reason = F.coalesce(reason, F.when(is_there, f"{words}. Let the connector wrap it"))
+    return reason
 
 
 def _check_nested(row: StructType) -> None:

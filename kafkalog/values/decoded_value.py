@@ -6,7 +6,7 @@ import io
 import json
 from typing import TYPE_CHECKING, Any
 
-from kafkalog.errors import InvalidInputError, SchemaNotFoundError
+from kafkalog.errors import InvalidInputError, SchemaNotFoundError, SchemaRegistryError
 from kafkalog.extras import install_command
 from kafkalog.values.framing import HEAD_SIZE
 from kafkalog.values.spark_avro import schema_of
@@ -45,8 +45,10 @@ def avro_document(
             )
         try:
             schema = avro.schema(int.from_bytes(value[1:HEAD_SIZE]))
-        except SchemaNotFoundError as fault:
+        except (SchemaNotFoundError, InvalidInputError) as fault:
             raise InvalidInputError(f"{where}: {fault}") from None
+        except SchemaRegistryError as fault:
+            raise SchemaRegistryError(f"{where}: {fault}") from None
         if schema.kind != "AVRO":
             raise InvalidInputError(
                 f"{where}: schema {schema.id} of the value is one of {schema.kind} (expected Avro)"

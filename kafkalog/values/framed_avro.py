@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from kafkalog.errors import InvalidInputError, SchemaClashError, SchemaNotFoundError
+from kafkalog.errors import (
+    InvalidInputError,
+    SchemaClashError,
+    SchemaNotFoundError,
+    SchemaRegistryError,
+)
 from kafkalog.values.avro_schema import AvroType, clashes, is_same_record, name_of
 from kafkalog.values.bad_values import found, raised, with_reason, with_struct
 from kafkalog.values.framing import checksum, checksum_of_id, head_of, id_of, is_framed
@@ -71,8 +76,8 @@ class FramedAvro:
         self._schemas: dict[int, RegisteredSchema] = {}
         self._missing: dict[int, None] = {}
         """Ids that the registry did not have, in the order in which it was asked."""
-        self._missing_now: list[int] = []
-        """Those of the last asking."""
+        self._missing_now: dict[int, str] = {}
+        """Those of the last asking, and what the registry said."""
         self._has_asked_all = True
         """Whether the last asking was for all ids."""
         self._latest: RegisteredSchema | None = None
@@ -91,12 +96,19 @@ class FramedAvro:
         column = F.col(self._column).cast("binary")
         return F.when(is_framed(column), head_of(column))
 
-    def ask(self, ids: Collection[int], topics: Collection[str] = ()) -> None:
+    def ask(
+        self,
+        ids: Collection[int],
+        topics: Collection[str] = (),
+        place: Callable[[int], str] = lambda _: "",
+    ) -> None:
         """Ask the registry for schemas, and for the latest one of the topics if one is new.
 
         Ids that were not missing before are asked for first, the lowest first, because a registry
         counts. After `MISSES_MAX` that it does not have, it is not asked for the others: they are
         those of values that are not framed but look so.
+
+        `place` says where an id is, for an error of the registry. Raises SchemaRegistryError.
         """
         new = set(ids) - self._schemas.keys()
         missed = [number for number in self._missing if number in new]
@@ -107,9 +119,11 @@ class FramedAvro:
             self._missing.pop(number, None)
             try:
                 self._schemas[number] = self._registry.schema(number)
-            except SchemaNotFoundError:
-                self._missing_now.append(number)
+            except SchemaNotFoundError as fault:
+                self._missing_now[number] = str(fault)
                 self._missing[number] = None
+            except (SchemaRegistryError, InvalidInputError) as fault:
+                raise type(fault)(f"{place(number)}{fault}") from fault
         self._has_asked_all = not waiting
         for number in [*self._missing][: max(0, len(self._missing) - _REMEMBERED)]:
             del self._missing[number]
@@ -278,8 +292,7 @@ class FramedAvro:
             ),
         )
         told = {each: f"{it} has the id {each}: {words}" for each, words in strangers.items()}
-        lacks = "which the registry does not have"
-        told |= {each: f"{it} has the schema id {each}, {lacks}" for each in self._missing_now}
+        told |= {n: f"{it} has the schema id {n}: {said}" for n, said in self._missing_now.items()}
         if told:
             pairs = [F.lit(str(part)) for each in sorted(told.items()) for part in each]
             words = F.try_element_at(F.create_map(*pairs), number)

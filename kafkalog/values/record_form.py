@@ -6,14 +6,16 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, Unpack, cast
 
 from kafkalog.errors import InvalidInputError
-from kafkalog.values.bad_values import with_reason
+from kafkalog.values.bad_values import PLACE, with_reason
 from kafkalog.values.bare_avro import BareAvro
 from kafkalog.values.change_documents import AvroChanges, JsonChanges, envelope_of
 from kafkalog.values.debezium import Debezium
 from kafkalog.values.framed_avro import FramedAvro
+from kafkalog.values.framing import head
 from kafkalog.values.json_documents import JsonDocuments
 from kafkalog.values.schema_registry import SchemaRegistry
 from kafkalog.values.spark_avro import END
@@ -135,7 +137,8 @@ class RecordForm:
         known = topics or {row["kl_topic"] for row in rows if "kl_topic" in row}
         for number, each in enumerate(framed):
             heads = [head for row in rows if (head := row[f"kl_head_{number}"]) is not None]
-            each.ask({int.from_bytes(head[1:]) for head in heads}, known)
+            ids = {int.from_bytes(head[1:]) for head in heads}
+            each.ask(ids, known, partial(_place_of, records, each))
 
     def knows_columns(self, topics: Collection[str]) -> bool:
         """Return whether the columns are known before any record; registries are asked."""
@@ -182,6 +185,17 @@ class RecordForm:
         return [each for each in sides if isinstance(each, FramedAvro)]
 
 
+def _place_of(records: DataFrame, documents: FramedAvro, number: int) -> str:
+    """Return the place of a record with a schema id, as an error begins with it."""
+    from pyspark.sql import functions as F
+
+    if not set(PLACE) <= set(records.columns):
+        return ""
+    found = records.where(documents.head() == head(number)).agg(F.min(F.struct(*PLACE)))
+    [(place,)] = found.collect()
+    return "" if place is None else "{}-{} offset {}: ".format(*place)
+
+
 def names_in(decoded: DataFrame, column: str) -> list[str]:
     """Return the fields of the structs in a column of decoded records."""
     from pyspark.sql.types import StructType
@@ -218,6 +232,8 @@ def _documents_of(
         raise InvalidInputError(f"{prefix}reader= and {prefix}subject= go with {prefix}avro=")
     if json is not None:
         fields = fields_of(json, f"{prefix}json")
+        if END in fields.names:
+            raise InvalidInputError(f"{prefix}json: the name {END} is taken. Rename the field.")
         if how.envelope is not None:
             return JsonChanges(how.envelope, fields, column, options=how.options)
         return JsonDocuments(fields, column, options=how.options, is_strict=how.is_strict)

@@ -55,7 +55,7 @@ class RegistryServer:
         Raises SchemaNotFoundError and SchemaRegistryError.
         """
         if number not in self._known:
-            with self._asking(f"there is no schema of the id {number}"):
+            with self._asking(f"schema of the id {number}"):
                 found = self._connected().get_schema(number)
                 version = _version("", 0, number, found)
             self._known[number] = version.with_types(self._find)
@@ -63,13 +63,13 @@ class RegistryServer:
 
     def versions(self, subject: str) -> list[RegisteredSchema]:
         """Return all versions of a subject, deleted ones included; asks for each once."""
-        with self._asking(f"there is no subject {subject!r}"):
+        with self._asking(f"subject {subject!r}"):
             numbers = sorted(self._connected().get_versions(subject, deleted=True))
         return [self._whole(self._find(subject, number)) for number in numbers]
 
     def latest(self, subject: str) -> RegisteredSchema:
         """Return a subject's latest version that is not deleted."""
-        with self._asking(f"there is no subject {subject!r}, or it is deleted"):
+        with self._asking(f"subject {subject!r} with a version that is not deleted"):
             found = self._connected().get_version(subject, "latest")
             version = _version(subject, found.version, found.schema_id, found.schema)
         return self._whole(version)
@@ -85,11 +85,11 @@ class RegistryServer:
         """
         from confluent_kafka.schema_registry import Schema
 
-        with self._asking(f"nothing can be registered with the subject {subject!r}"):
+        with self._asking(f"registration with the subject {subject!r}"):
             return int(self._connected().register_schema(subject, Schema(text, kind)))
 
     def _find(self, subject: str, number: int, _: str = "") -> SubjectVersion:
-        with self._asking(f"there is no version {number} of the subject {subject!r}"):
+        with self._asking(f"version {number} of the subject {subject!r}"):
             found = self._connected().get_version(subject, number, deleted=True)
             return _version(subject, number, found.schema_id, found.schema)
 
@@ -105,47 +105,51 @@ class RegistryServer:
             return self._client
 
     @contextlib.contextmanager
-    def _asking(self, missing: str) -> Iterator[None]:
-        """Raise the client's errors as ours, without a secret."""
+    def _asking(self, wanted: str) -> Iterator[None]:
+        """Raise the client's errors as ours, without a secret; they say what is `wanted`."""
         from confluent_kafka.schema_registry import error
 
         try:
             yield
         except error.SchemaRegistryError as fault:
             if fault.error_code in _NOT_FOUND:
-                raise SchemaNotFoundError(f"{self}: {missing}.") from None
-            raise SchemaRegistryError(self._refusal(fault)) from None
+                raise SchemaNotFoundError(f"{self}: there is no {wanted}.") from None
+            raise SchemaRegistryError(f"{self}: no {wanted}: {_refusal(fault)}") from None
         except error.OAuthTokenError as fault:
             raise SchemaRegistryError(
-                f"{self}: there is no OAuth token for the registry. Set bearer.auth.* in config="
+                f"{self}: no {wanted}: there is no OAuth token for the registry. Set bearer.auth.* "
+                "in config="
             ) from fault
         except (KeyError, TypeError, ValueError, AttributeError) as fault:
             raise SchemaRegistryError(
-                f"{self}: the answer is not a schema registry's ({type(fault).__name__}). Give the "
-                "URL under which Confluent's API is."
+                f"{self}: no {wanted}: the answer is not a schema registry's "
+                f"({type(fault).__name__}). Give the URL under which Confluent's API is."
             ) from fault
         except Exception as fault:
             if not isinstance(fault, OSError) and "httpx" not in type(fault).__module__:
                 raise
             reason = f"{type(fault).__name__}: {fault}".replace(self._url, self._shown)
             raise SchemaRegistryError(
-                f"{self}: the schema registry cannot be reached ({reason}). Check url= and the "
-                "ssl.* of config=."
+                f"{self}: no {wanted}: the schema registry cannot be reached ({reason}). Check the "
+                "URL and the ssl.* of config=, and start again once it answers."
             ) from None
 
-    def _refusal(self, fault: Any) -> str:
-        status = fault.http_status_code
-        if status in {401, 403}:
-            return (
-                f"{self}: the schema registry refuses (HTTP {status}). Give credentials that may "
-                "read it, such as config={'basic.auth.user.info': 'name:password'}."
-            )
-        if status == 404:
-            return (
-                f"{self}: there is no schema registry (HTTP 404). Give the URL under which "
-                "Confluent's API is."
-            )
-        return f"{self}: the schema registry answers HTTP {status}: {fault.error_message}"
+
+def _refusal(fault: Any) -> str:
+    status = fault.http_status_code
+    if status in {401, 403}:
+        return (
+            f"the schema registry refuses (HTTP {status}). Give credentials that may read it, such "
+            "as config={'basic.auth.user.info': 'name:password'}."
+        )
+    if status == 404:
+        return (
+            f"there is no schema registry (HTTP {status}). Give the URL under which Confluent's "
+            "API is."
+        )
+    if 300 <= status < 400:
+        return f"the server redirects (HTTP {status}). Give the URL to which it leads."
+    return f"the schema registry answers HTTP {status}: {fault.error_message}"
 
 
 def _client(url: str, config: Mapping[str, Any]) -> SchemaRegistryClient:
@@ -157,7 +161,7 @@ def _client(url: str, config: Mapping[str, Any]) -> SchemaRegistryClient:
             f"SchemaRegistry(url) needs Confluent's client: {install_command('schema-registry')} "
             f"({fault})"
         ) from fault
-    wrong = [each for each in url.split(",") if urlsplit(each.strip()).scheme not in _SCHEMES]
+    wrong = [each for each in url.split(",") if not _is_url(each.strip())]
     if wrong:
         raise InvalidInputError(
             f"SchemaRegistry: expected an http or https URL, found {_without_secrets(wrong[0])!r}"
@@ -170,7 +174,12 @@ def _client(url: str, config: Mapping[str, Any]) -> SchemaRegistryClient:
         ) from fault
 
 
-_SCHEMES: Final = ("http", "https")
+def _is_url(given: str) -> bool:
+    try:
+        parts = urlsplit(given)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # as for an address without its bracket, or a port beyond 65535
+        return False
 
 
 def _without_secrets(url: str) -> str:

@@ -2,21 +2,23 @@
 
 The larger version wins, and of equal ones the row with the higher offset. A deletion has a version
 as every row has. It is remembered for a while, so that an older row which comes late does not bring
-its key back. A null version has no place in this order, so its record is bad. The merges of SQLite
-and PostgreSQL say the same in their own SQL.
+its key back. A version that is null, or outside of the years 1 to 9999, has no place in this order,
+and its record is bad. The merges of SQLite and PostgreSQL say the same in their own SQL.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.whole_number import whole_number
+from kafkalog.values.connect_types import MICROSECONDS
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 DELETE_RETENTION_MS: Final = 86_400_000
 """How long a deletion is remembered at least, as Kafka's `delete.retention.ms`."""
@@ -41,11 +43,17 @@ def checked_retention(delete_retention_ms: int) -> int:
     return found
 
 
-def check_version(name: str, schema: StructType) -> None:
-    """Raise InvalidInputError if rows lack the column of versions, or its values have no order."""
-    known = {field.name: field.dataType for field in schema.fields}
-    if name not in known or name.startswith("kl_"):
-        raise InvalidInputError(f"version names the column {name}, which the rows lack.")
+def check_version(name: str, columns: Sequence[str], schema: StructType) -> None:
+    """Raise InvalidInputError if rows lack the column of versions, or its values have no order.
+
+    The rows have the `columns` of their schema.
+    """
+    known = {each: schema[each].dataType for each in columns}
+    if name not in known:
+        raise InvalidInputError(
+            f"version={name!r}: the rows have no such column (expected one of "
+            f"{', '.join(known)}). Letter case counts."
+        )
     if known[name].typeName() not in _ORDERED:
         raise InvalidInputError(
             f"version={name!r}: its column is {known[name].simpleString()} (expected a whole "
@@ -53,11 +61,22 @@ def check_version(name: str, schema: StructType) -> None:
         )
 
 
-def lacks_version(name: str) -> Column:
-    """Return why a row is bad whose version is null; null for any other."""
+def lacks_version(name: str, kind: DataType) -> Column:
+    """Return why a row is bad whose version, of type `kind`, has no place in the order; else null.
+
+    The text of a year that has not four digits, which SQLite compares, has no order.
+    """
     from pyspark.sql import functions as F
 
-    return F.when(F.col(quoted(name)).isNull(), f"its version {name} is null")
+    version = F.col(quoted(name))
+    reason = F.when(version.isNull(), f"its version {name} is null")
+    if kind.typeName() == "timestamp":  # in UTC, whatever the session's time zone
+        is_told = F.unix_micros(version).between(*MICROSECONDS)
+    elif kind.typeName() in {"date", "timestamp_ntz"}:
+        is_told = F.year(version).between(1, 9999)
+    else:
+        return reason
+    return reason.when(~is_told, f"its version {name} is not in the years 1 to 9999")
 
 
 def newest(version: str | None, offset: str) -> Column:

@@ -65,6 +65,8 @@ class SchemaRegistry:
         self._server: RegistryServer | None = None
         if [url, path, schemas].count(None) != 2:
             raise InvalidInputError("SchemaRegistry: give one of a URL, path= and schemas=")
+        if url is not None and not isinstance(url, str):
+            raise InvalidInputError(f"SchemaRegistry: expected the text of a URL, found {url!r}")
         if config is not None and url is None:
             raise InvalidInputError("SchemaRegistry: config= belongs to a URL")
         if path is None and (options is not None or topic != _TOPIC):

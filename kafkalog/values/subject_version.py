@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, cast
 
+from kafkalog.errors import InvalidInputError, SchemaNotFoundError
 from kafkalog.values.avro_references import self_contained
 from kafkalog.values.registered_schema import RegisteredSchema, SchemaKind
 
@@ -32,11 +33,17 @@ class SubjectVersion:
     def with_types(self, find: Find) -> RegisteredSchema:
         """Return the schema, an Avro text with the types of its references.
 
-        Raises SchemaNotFoundError for a reference that is not there.
+        Raises SchemaNotFoundError for a reference that is not there, and InvalidInputError for a
+        text that is no schema.
         """
         text = self.text
         if self.kind == "AVRO":
-            text = self_contained(text, [found.text for found in _referenced([self], find)])
+            try:
+                text = self_contained(text, [found.text for found in _referenced([self], find)])
+            except SchemaNotFoundError as fault:
+                raise SchemaNotFoundError(f"schema {self.id} lacks a reference: {fault}") from None
+            except InvalidInputError as fault:
+                raise InvalidInputError(f"schema {self.id}: {fault}") from None
         return RegisteredSchema(self.id, cast(SchemaKind, self.kind), text)
 
 

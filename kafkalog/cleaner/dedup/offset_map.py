@@ -93,9 +93,13 @@ class OffsetMap:
 
     @classmethod
     def for_records(cls, count: int, *, budget_bytes: int, load_factor: float = 0.9) -> OffsetMap:
-        """Return a map for `count` records with different keys, limited by the budget."""
-        wanted = int(max(count, 1) / load_factor) + 2
-        return cls(min(budget_bytes // SLOT_SIZE, wanted), load_factor)
+        """Return a map for `count` records with different keys, limited by the budget.
+
+        It has room for two keys at least. A map for one is full as soon as it has a key, so no part
+        of a log would fit.
+        """
+        least, wanted = int(2 / load_factor) + 1, int(max(count, 1) / load_factor) + 2
+        return cls(max(least, min(budget_bytes // SLOT_SIZE, wanted)), load_factor)
 
     @property
     def slots(self) -> Uint64s:

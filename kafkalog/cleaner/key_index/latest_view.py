@@ -21,6 +21,7 @@ from kafkalog.cleaner.dedup.transactions import mapped_batches
 from kafkalog.cleaner.key_index.key_lookup import PartitionLookup
 from kafkalog.cleaner.plan import valid_first_dirty_offset
 from kafkalog.errors import InvalidInputError, OffsetOutOfRangeError
+from kafkalog.storage_engine.format.whole_number import whole_number
 from kafkalog.storage_engine.reading.chunk_reader import ChunkReader
 from kafkalog.storage_engine.reading.partition_snapshot import READ_SIZE
 from kafkalog.storage_engine.records.chosen_keys import ChosenKeys
@@ -89,6 +90,14 @@ def latest(
     offsets = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *found]))
     groups = np.split(offsets, np.flatnonzero(np.diff(offsets) > _FAR) + 1)
     return (batch for group in groups for batch in rows.at(snapshot, group, passes))
+
+
+def checked_budget(budget_bytes: int) -> int:
+    """Return the memory for an offset map (bytes); raises InvalidInputError."""
+    found = whole_number("budget_bytes", budget_bytes)
+    if found < 1:
+        raise InvalidInputError(f"budget_bytes: expected at least 1, found {found}")
+    return found
 
 
 def latest_of_topic(

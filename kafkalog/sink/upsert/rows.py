@@ -99,10 +99,10 @@ class RowShape:
     `key_type` "string" reads the record's key as UTF-8 text; it goes without `select`.
 
     `version` names a column of the rows: the row with the larger version wins, whatever the order
-    in which they come. Equal versions go by the higher offset. The column has whole numbers, dates
-    or timestamps. A row whose version is null is bad, also a deletion. A plain tombstone lacks a
-    version, so let `select` make one, for example of the record's timestamp. `select` is then a
-    list, without `envelope`.
+    in which they come. Equal versions go by the higher offset. The column has whole numbers, or
+    dates or timestamps of the years 1 to 9999. A row whose version is null is bad, also a deletion.
+    A plain tombstone lacks a version, so let `select` make one, for example of the record's
+    timestamp. `select` is then a list, without `envelope`.
 
     A record is bad if its value, or its key, is not a document of the fields, or if a field of the
     key is null. It is also bad if `select` says so, or makes a null key. It fails the micro-batch,
@@ -292,8 +292,10 @@ class RowShape:
         marked = self._shaped(records, *more)
         if self.version is None:
             return marked
-        check_version(self.version, marked.schema)
-        return marked.withColumn(REASON, F.coalesce(REASON, lacks_version(self.version)))
+        own = marked.columns[marked.columns.index(REASON) + 1 :]
+        check_version(self.version, own, marked.schema)
+        reason = lacks_version(self.version, marked.schema[self.version].dataType)
+        return marked.withColumn(REASON, F.coalesce(REASON, reason))
 
     def _shaped(self, records: DataFrame, *more: Column) -> DataFrame:
         from pyspark.sql import functions as F

@@ -37,7 +37,7 @@ def looking() -> Iterator[None]:
     """Raise a StorageError when a path may not even be looked up."""
     try:
         yield
-    except PermissionError as fault:
+    except OSError as fault:
         raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
 
 
@@ -171,7 +171,7 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     )
     if not is_list or (len(parts) > 1 and Path(given).exists()):
         parts = [given]
-    paths = [_local_path(part) for part in parts]
+    paths = [local_path(part) for part in parts]
     for path in paths:
         if path.exists() and not path.is_dir():
             raise InvalidInputError(
@@ -180,7 +180,8 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def _local_path(given: str) -> Path:
+def local_path(given: str) -> Path:
+    """Return the path of an absolute path or a `file:` URI; raises InvalidInputError."""
     if "\0" in given:
         raise InvalidInputError(f"path {shown(given)!r} holds a zero byte")
     if given.startswith("/"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -242,6 +243,29 @@ def test_columns_come_from_keys_and_from_expressions(spark: Any, tmp_path: Path)
     assert (other.df().columns, other.progress().version) == (["offset"], 2)
     with pytest.raises(InvalidInputError, match="give the columns"):
         source.materialize(tmp_path / "none")
+
+
+@pytest.mark.parametrize("is_versioned", [False, True], ids=["by offset", "by version"])
+def test_a_column_may_have_any_name(spark: Any, tmp_path: Path, is_versioned: bool) -> None:
+    from pyspark.sql.types import StructType
+
+    root, given = log_in(tmp_path), {}
+    names = ["a`b", "a.b", "*", "%s", " ", "", "\u00e9", "$", "row", "'\"", "kl_n"]
+    if is_versioned:
+        given["version"] = "kl_n"
+    form = StructType()
+    for name in names:
+        form.add(name, "long")
+    fill(root, count=0)
+    source = KTable(spark, root, "t")
+    table = source.materialize(tmp_path / "table", json=form, **given)
+    for number in (1, 2):
+        value = json.dumps(dict.fromkeys(names, number))
+        append(root, ("k", value), (f"l{number}", value))
+        latest = sorted(map(tuple, source.df(json=form).collect()))
+        assert sorted(map(tuple, table.df().collect())) == latest
+        table.refresh()
+        assert sorted(map(tuple, table.df().collect())) == latest
 
 
 def test_a_key_that_shares_the_hash_of_a_changed_one_stays(

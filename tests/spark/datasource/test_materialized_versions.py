@@ -119,7 +119,10 @@ def test_a_record_without_a_version_is_named(spark: Any, tmp_path: Path) -> None
 def test_a_version_is_a_column_whose_values_have_an_order(spark: Any, tmp_path: Path) -> None:
     source = topic(spark, tmp_path)
     for given, words in (
-        ({"json": "n int", "version": "nobody"}, "which the rows lack"),
+        ({"json": "n int", "version": "nobody"}, "no such column"),
+        ({"json": "n int", "version": "N"}, "Letter case counts"),
+        ({"json": "n int", "version": ""}, "no such column"),
+        ({"select": ["1 AS _kl_key"]}, "names begin with _kl_ are taken"),
         ({"json": "n string", "version": "n"}, "expected a whole number"),
         ({"select": ["1 AS v", "1 AS deleted"], "version": "v"}, "must be boolean"),
         ({"json": "n int", "envelope": "debezium", "version": "n"}, "envelope or version"),

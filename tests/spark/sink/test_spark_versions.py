@@ -85,9 +85,20 @@ def test_a_row_without_a_version_is_a_bad_record(spark: Any, target: Target) -> 
     assert query(ROWS) == [("a", 1, 2)]
 
 
+@pytest.mark.parametrize("kind", ["date", "timestamp", "timestamp_ntz"])
+def test_a_version_in_a_year_without_four_digits_is_a_bad_record(spark: Any, kind: str) -> None:
+    texts = ["0001-01-01", "9999-12-31", "+10000-01-03", "0000-12-29", "-0001-01-01"]
+    frame = frame_of(spark, *[(text, text, at) for at, text in enumerate(texts)])
+    select = ["string(key) AS key", f"cast(string(value) AS {kind}) AS v", "false AS deleted"]
+    shape = RowShape(select=select, version="v", leaves_out_bad=True)
+    assert {row.offset for row in shape.bad_records(frame).collect()} == {2, 3, 4}
+    [reason] = {row.kl_reason for row in shape.bad_records(frame).collect()}
+    assert reason == "its version v is not in the years 1 to 9999"
+
+
 def test_a_version_is_a_column_whose_values_have_an_order(spark: Any) -> None:
     frame = frame_of(spark, ("a", "1", 0))
-    for version, words in (("nobody", "which the rows lack"), ("value", "expected a whole number")):
+    for version, words in (("nobody", "no such column"), ("value", "expected a whole number")):
         with pytest.raises(InvalidInputError, match=words):
             RowShape(version=version).rows(frame, latest=True)
     with pytest.raises(InvalidInputError, match="Give select as a list"):

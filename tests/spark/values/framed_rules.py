@@ -33,6 +33,7 @@ from tests.spark.values.values_session import (
     spark,  # noqa: F401 - a fixture
     values_of,
 )
+from tests.unit.values.test_registry_server import Answers
 
 MONEY = {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}
 MICROS = {"type": "long", "logicalType": "timestamp-micros"}
@@ -349,3 +350,40 @@ def test_a_new_schema_in_the_middle_of_an_upsert_adds_its_column(
         assert connection.execute("SELECT * FROM rows").fetchall() == [("eu", 2, 2, "x")]
         [(statement,)] = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'rows'")
     assert 'PRIMARY KEY ("region", "id")' in statement
+
+
+def test_a_registry_that_is_down_stops_a_stream_at_a_record_and_it_goes_on_after(
+    spark: Any,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    path, schema = log_in(tmp_path), record("Row", ("n", "int"))
+    answer = {"schema": json.dumps(schema)}
+    log_of(path, "t", [(b"a", framed(4, schema, {"n": 1})), (b"b", framed(7, schema, {"n": 2}))])
+    with Answers() as server:
+        server.by_path["/schemas/ids/4"] = 200, answer
+        latest = {**answer, "subject": "t-value", "version": 1, "id": 4}
+        server.by_path["/subjects/t-value/versions/latest"] = 200, latest
+        upsert = SQLiteUpsert(
+            tmp_path / "rows.db",
+            "rows",
+            avro=server.registry(),
+            name="q",
+            on_bad_record="skip",
+            key_type="string",
+        )
+        stream = spark.readStream.format("kafkalog").option("subscribe", "t")
+        stream = stream.option("startingOffsets", "earliest").load(str(path))
+        query = stream.writeStream.foreachBatch(upsert)
+        query = query.option("checkpointLocation", str(tmp_path / "c"))
+        for status, words in ((503, "HTTP 503"), (401, "refuses"), (302, "redirects")):
+            server.by_path["/schemas/ids/7"] = status, b""
+            message = error_of(lambda: finish(query))
+            assert "t-0 offset 1: " in message
+            assert "no schema of the id 7: " in message
+            assert words in message
+        server.by_path["/schemas/ids/7"] = 200, answer
+        finish(query)
+    with closing(sqlite3.connect(tmp_path / "rows.db")) as connection:
+        rows = connection.execute("SELECT key, n FROM rows ORDER BY key").fetchall()
+        [(count,)] = connection.execute("SELECT bad_records FROM kafkalog_positions")
+    assert (rows, count) == ([("a", 1), ("b", 2)], 0)

@@ -112,6 +112,19 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) ->
         assert reason is None or bad.startswith(reason), (document, bad)
 
 
+@pytest.mark.parametrize("name", ["schema", "source", "transaction", "after", "payload", "op"])
+def test_a_column_with_the_name_of_an_events_field_is_never_null_without_a_reason(
+    session: Any, name: str
+) -> None:
+    row = {"id": 1, name: "x"}
+    documents = [event("c", row), {"payload": event("c", row)}, row, {"payload": row}, {"id": 2}]
+    *wrapped, bare, unwrapped, without = rows_of(session, f"id int, {name} string", *documents)
+    assert wrapped == [{**row, "bad": None}] * 2
+    assert bare["bad"]
+    assert unwrapped["bad"]
+    assert without == {"id": 2, name: None, "bad": None}
+
+
 DECIMAL = f"{types.CONNECT}Decimal"
 ZONED = "timestamp COMMENT 'io.debezium.time.ZonedTimestamp'"
 MOMENT = dt.datetime(2018, 6, 20, 13, 37, 3, 123456, dt.UTC)

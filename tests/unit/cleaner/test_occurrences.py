@@ -6,6 +6,7 @@ import random
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from kafkalog.cleaner.rewrite.erased_keys import ErasedKeys
 from kafkalog.erasure import file_occurrences
 from kafkalog.erasure.file_occurrences import scan_file
 from kafkalog.erasure.topic_files import FileKind, topic_files
+from kafkalog.errors import InvalidInputError
 from kafkalog.log import KafkaLog
 from kafkalog.storage_engine.directory import pins
 from kafkalog.storage_engine.directory.pins import Action
@@ -389,3 +391,9 @@ def test_every_directory_of_a_broker_is_searched(tmp_path: Path) -> None:
         found = log.occurrences("t", [KEY])
     assert found.found == 1
     assert gone in {file.file.path.parent for file in found.files}
+
+
+@pytest.mark.parametrize("keys", [None, 5, object(), b"k", "k", [], [None], [5]])
+def test_what_is_not_several_keys_is_refused(keys: Any) -> None:
+    with pytest.raises(InvalidInputError, match="key"):
+        ErasedKeys(keys)

@@ -7,10 +7,11 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kafkalog.errors import InvalidInputError, StorageError
+from kafkalog.errors import InvalidInputError, KafkaLogError, StorageError
 from kafkalog.tables.manifest import (
     Manifest,
     TableFile,
@@ -19,7 +20,12 @@ from kafkalog.tables.manifest import (
     version_of_manifest,
 )
 from kafkalog.tables.table_moment import PartitionMoment, TableMoment, location_of, mark_of
-from kafkalog.tables.table_place import TablePlace, check_outside_log, table_place
+from kafkalog.tables.table_place import (
+    TablePlace,
+    check_outside_log,
+    table_location,
+    table_place,
+)
 
 MOMENT = TableMoment("t", "A" * 22, mark_of("/a b", "1", "t"), 3, {0: PartitionMoment(7, None)})
 
@@ -135,3 +141,33 @@ def test_a_table_inside_its_log_is_refused(tmp_path: Path) -> None:
     for location, log in (("/log-2", "/log"), ("/", "/log"), ("s3://b/log-2", "s3://b/log")):
         check_outside_log(location, log)
     check_outside_log("/log/t", "s3://b/log")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("file", "is a directory, and .*/file is a file"),
+        ("file/below", "is a directory, and .*/file is a file"),
+        ("", "expected a directory, or the URL"),
+        (None, "expected a directory, or the URL"),
+        ("hdfs://host/t", "expected a directory, or the URL"),
+        ("a\0b", "zero byte"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_a_location_where_no_table_can_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(KafkaLogError, match=words):
+        table_location(given)
+
+
+def test_a_location_is_an_absolute_path_or_the_url_of_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert table_location("a,b") == str(tmp_path / "a,b")
+    assert table_location(tmp_path / "t") == table_location(f"file:{tmp_path}/t")
+    assert table_location("s3://bucket/t") == "s3://bucket/t"

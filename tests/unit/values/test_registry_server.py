@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 import kafkalog
-from kafkalog.errors import SchemaNotFoundError, SchemaRegistryError
+from kafkalog.errors import InvalidInputError, SchemaNotFoundError, SchemaRegistryError
+from kafkalog.values.decoded_value import avro_document
 from kafkalog.values.framed_avro import MISSES_MAX, FramedAvro
 
 TEXT = '{"type":"record","name":"Order","fields":[]}'
@@ -128,7 +130,10 @@ def test_any_number_of_valid_ids_is_asked_for(answers: Answers) -> None:
         (403, b"", r"refuses \(HTTP 403\)"),
         (404, b"<html>", r"there is no schema registry \(HTTP 404\)"),
         (500, {"error_code": 50001, "message": "broken store"}, "answers HTTP 500: broken store"),
+        (301, b"", r"redirects \(HTTP 301\)\. Give the URL to which it leads"),
+        (200, b"", "the answer is not a schema registry's"),
         (200, b"<html>", "the answer is not a schema registry's"),
+        (200, {"schema": TEXT, "references": 5}, "the answer is not a schema registry's"),
         (200, [1], "the answer is not a schema registry's"),
         (200, {"hello": 1}, "the answer is not a schema registry's"),
     ],
@@ -141,7 +146,7 @@ def test_a_refusal_is_one_sentence_without_a_secret(
     with pytest.raises(SchemaRegistryError, match=says) as told:
         registry.schema(7)
     assert SECRET not in str(told.value) + repr(registry)
-    assert str(told.value).startswith(f"http://127.0.0.1:{answers.port}: ")
+    assert str(told.value).startswith(f"http://127.0.0.1:{answers.port}: no schema of the id 7: ")
 
 
 def test_credentials_are_sent(answers: Answers) -> None:
@@ -156,3 +161,44 @@ def test_a_registry_that_does_not_answer_is_an_error() -> None:
     with pytest.raises(SchemaRegistryError, match="the schema registry cannot be reached") as told:
         registry.schema(7)
     assert SECRET not in str(told.value)
+
+
+def test_a_server_that_says_nothing_ends_in_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        registry = kafkalog.SchemaRegistry(url, config={"max.retries": 0, "timeout": 0.2})
+        with pytest.raises(SchemaRegistryError, match=r"cannot be reached .*timed out"):
+            registry.schema(7)
+
+
+def test_a_schema_whose_reference_is_missing_is_not_said_to_be_missing_itself(
+    answers: Answers,
+) -> None:
+    references = [{"name": "A", "subject": "a", "version": 3}]
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT, "references": references}
+    words = "schema 7 lacks a reference: .* no version 3 of the subject 'a'"
+    with pytest.raises(SchemaNotFoundError, match=words):
+        answers.registry().schema(7)
+
+
+def test_a_schema_that_is_none_is_named(answers: Answers) -> None:
+    answers.by_path["/subjects/a/versions/1"] = (
+        200,
+        {"subject": "a", "version": 1, "id": 8, "schema": "nonsense"},
+    )
+    references = [{"name": "A", "subject": "a", "version": 1}]
+    answers.by_path["/schemas/ids/7"] = 200, {"schema": TEXT, "references": references}
+    with pytest.raises(InvalidInputError, match=r"^schema 7: an Avro schema: expected JSON"):
+        answers.registry().schema(7)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://h:99999", "ftp://h", "", 5])
+def test_what_is_not_the_url_of_a_server_is_refused(url: Any) -> None:
+    with pytest.raises(InvalidInputError, match="SchemaRegistry: expected"):
+        kafkalog.SchemaRegistry(url)
+
+
+def test_a_lookup_names_the_record_of_a_schema_that_cannot_be_had(answers: Answers) -> None:
+    answers.by_path["/schemas/ids/7"] = 500, b""
+    with pytest.raises(SchemaRegistryError, match=r"^t-0 offset 3: .*id 7: .* HTTP 500"):
+        avro_document(b"\0\0\0\0\7x", "t-0 offset 3", answers.registry())

@@ -258,10 +258,12 @@ def plan_cleaning(
     closed = [part for part in parts if part.base_offset < active_base]
     ends = [*(part.base_offset for part in parts[1:]), active_base]
     dirty = [part for part, end in zip(closed, ends, strict=False) if end > first_dirty]
+    is_active_dirty = max(first_dirty, active_base) < state.high_watermark
+    active = [part for part in parts[-1:] if is_active_dirty and part.base_offset == active_base]
     uncleanable = min(active_base, state.last_stable_offset, pinned[0])
     lagging = None
     if config.min_compaction_lag_ms > 0:
-        for part in dirty:
+        for part in (*dirty, *active):
             latest_ms = part.largest_timestamp()
             if latest_ms > now_ms - config.min_compaction_lag_ms:
                 lagging = max(part.base_offset, first_dirty), latest_ms

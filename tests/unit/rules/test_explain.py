@@ -161,9 +161,12 @@ def test_a_lag_ends_at_a_known_time(place: Place) -> None:
     assert codes(place, NOW_MS + HOUR_MS)[0] == "due"
 
 
-def test_a_lag_needs_no_closed_segment(place: Place) -> None:
-    filled(place, 1, segment_bytes=100_000, min_compaction_lag_ms=HOUR_MS)
-    assert codes(place) == ["active segment"]
+@pytest.mark.parametrize("config", [{"segment_bytes": 100_000}, {}])
+def test_a_lag_holds_back_the_active_segment_too(place: Place, config: dict[str, int]) -> None:
+    filled(place, 1, min_compaction_lag_ms=HOUR_MS, **config)
+    assert codes(place)[:2] == ["lag", "active segment"]
+    assert finding(place, "lag").until_ms == NOW_MS + HOUR_MS
+    assert "lag" not in codes(place, NOW_MS + HOUR_MS)
 
 
 def test_the_longest_lag_makes_it_due(place: Place) -> None:

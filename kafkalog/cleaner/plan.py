@@ -133,6 +133,9 @@ class Plan:
     """Whether any dirty record is outside the active segment."""
     closing_bytes: int = 0
     """The bytes of the active segment, if the cleaner closes it first; else 0."""
+    free_bytes: int = 0
+    """About how many dirty bytes of an active segment that the cleaner may close wait for nothing
+    else."""
 
     @property
     def dirty_bytes(self) -> int:
@@ -148,6 +151,11 @@ class Plan:
     def dirty_ratio(self) -> float:
         """The share of dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
         return _ratio(self.dirty_bytes, self.clean_bytes)
+
+    @property
+    def ratio_with_active(self) -> float:
+        """What the dirty ratio would be if the cleaner closed the active segment."""
+        return _ratio(self.cleanable_bytes + self.free_bytes, self.clean_bytes)
 
     @property
     def due(self) -> list[Why]:
@@ -279,7 +287,7 @@ def plan_cleaning(
         end = max(end, bases[place])
     cleanable = [part for part in dirty if part.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(part.size for part in cleanable)
-    closing_bytes = 0
+    closing_bytes = free = 0
     if closing_min is not None and config.closes_by_itself and uncleanable >= active_base:
         free = _free_bytes(
             parts[-1:],
@@ -315,6 +323,7 @@ def plan_cleaning(
             each.size and end.base_offset > first_dirty for each, end in pairwise(parts)
         ),
         closing_bytes=closing_bytes,
+        free_bytes=free,
     )
 
 

@@ -133,6 +133,9 @@ class Plan:
     """Whether any dirty record is outside the active segment."""
     closing_bytes: int = 0
     """The bytes of the active segment, if the cleaner closes it first; else 0."""
+    free_bytes: int = 0
+    """About how many dirty bytes of an active segment that the cleaner may close wait for nothing
+    else."""
 
     @property
     def dirty_bytes(self) -> int:
@@ -148,6 +151,11 @@ class Plan:
     def dirty_ratio(self) -> float:
         """The share of dirty bytes among clean and dirty ones; 0 for an empty log (C32)."""
         return _ratio(self.dirty_bytes, self.clean_bytes)
+
+    @property
+    def ratio_with_active(self) -> float:
+        """What the dirty ratio would be if the cleaner closed the active segment."""
+        return _ratio(self.cleanable_bytes + self.free_bytes, self.clean_bytes)
 
     @property
     def due(self) -> list[Why]:
@@ -258,10 +266,12 @@ def plan_cleaning(
     closed = [part for part in parts if part.base_offset < active_base]
     ends = [*(part.base_offset for part in parts[1:]), active_base]
     dirty = [part for part, end in zip(closed, ends, strict=False) if end > first_dirty]
+    is_active_dirty = max(first_dirty, active_base) < state.high_watermark
+    active = [part for part in parts[-1:] if is_active_dirty and part.base_offset == active_base]
     uncleanable = min(active_base, state.last_stable_offset, pinned[0])
     lagging = None
     if config.min_compaction_lag_ms > 0:
-        for part in dirty:
+        for part in (*dirty, *active):
             latest_ms = part.largest_timestamp()
             if latest_ms > now_ms - config.min_compaction_lag_ms:
                 lagging = max(part.base_offset, first_dirty), latest_ms
@@ -277,7 +287,7 @@ def plan_cleaning(
         end = max(end, bases[place])
     cleanable = [part for part in dirty if part.base_offset < end] if end > first_dirty else []
     cleanable_bytes = sum(part.size for part in cleanable)
-    closing_bytes = 0
+    closing_bytes = free = 0
     if closing_min is not None and config.closes_by_itself and uncleanable >= active_base:
         free = _free_bytes(
             parts[-1:],
@@ -313,6 +323,7 @@ def plan_cleaning(
             each.size and end.base_offset > first_dirty for each, end in pairwise(parts)
         ),
         closing_bytes=closing_bytes,
+        free_bytes=free,
     )
 
 

@@ -12,7 +12,7 @@ import pyspark
 import pytest
 
 import kafkalog
-from tests import ROOT
+from tests import ROOT, spark_peers
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 PATIENCE_S = 300
@@ -25,7 +25,14 @@ libraries:
 """
 
 
-def test_a_pipeline_reads_a_log_and_writes_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("release", ["4.1", "4.2", "newest"])
+def test_a_pipeline_reads_a_log_and_writes_one(tmp_path: Path, release: str) -> None:
+    home = Path(pyspark.__file__).parent
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    if release != "newest":
+        spark_peers.require(release)
+        home = spark_peers.package(release)
+        environment = spark_peers.environment(release)
     with kafkalog.open(tmp_path / "log") as log:
         for topic in ("orders", "stock"):
             log.create_topic(topic)
@@ -35,17 +42,11 @@ def test_a_pipeline_reads_a_log_and_writes_one(tmp_path: Path) -> None:
     (tmp_path / "definitions").mkdir()
     (tmp_path / "definitions" / "shop.py").write_text(source.replace("/data/", f"{tmp_path}/"))
     (tmp_path / "spark-pipeline.yml").write_text(SPECIFICATION.format(tmp_path))
-    home = Path(pyspark.__file__).parent
     ended = subprocess.run(
         [home / "bin" / "spark-pipelines", "run", "--conf", "spark.ui.enabled=false"],
         check=False,
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_HOME": str(home),
-        },
+        env={**environment, "SPARK_HOME": str(home)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -259,13 +259,9 @@ def _active_segment(at: Judged) -> Reason:
     share = "The rest is" if at.plan.has_closed_dirty else "Everything dirty is"
     where = f"{share} in the active segment, from offset {base} on, which is not cleaned"
     if config.closes_by_itself and at.known.knows_defaults:
-        least = _size(at.moment.closing_min)
         text = (
             f"{where} yet. That segment has {_size(state.active_size)}. Because the topic sets no "
-            f"segment.bytes, the cleaner closes it once it has {least}, as less would save too "
-            "little room, and once the dirty ratio, counted with it, exceeds "
-            f"min.cleanable.dirty.ratio, {config.min_cleanable_dirty_ratio:g}. What is held back "
-            "does not count."
+            f"segment.bytes, the cleaner closes it once {_closing(at)}."
         )
         return Reason("active segment", text, f"{_CLEAN} closes it first")
     sizes = f"{_size(state.active_size)} of {_size(config.segment_bytes)}"
@@ -273,16 +269,33 @@ def _active_segment(at: Judged) -> Reason:
         what_ends_it = f"it has reached segment.bytes ({sizes}), so the next append begins"
     else:
         latest = " at the latest" if config.segment_jitter_ms else ""
+        is_segment_ms = config.segment_ms <= config.max_compaction_lag_ms
+        age = "segment.ms" if is_segment_ms else "max.compaction.lag.ms"
         what_ends_it = (
             f"an append that would take it above segment.bytes ({sizes}), or that is more than "
-            f"{duration(config.segment_lifetime_ms)} after its first batch (segment.ms, "
-            f"max.compaction.lag.ms){latest}, begins"
+            f"{duration(config.segment_lifetime_ms)} after its first batch ({age}){latest}, begins"
         )
     return Reason(
         "active segment",
         f"{where}; {what_ends_it} another one.",
         f"{_CLEAN} closes it first; a smaller segment.bytes or segment.ms closes it sooner",
     )
+
+
+def _closing(at: Judged) -> str:
+    """Return what has to come before the cleaner closes the active segment."""
+    plan, least = at.plan, at.moment.closing_min
+    wanted = plan.config.min_cleanable_dirty_ratio
+    size = f"it has {_size(least)}, as less would save too little room"
+    ratio = f"the dirty ratio, counted with it, exceeds min.cleanable.dirty.ratio, {wanted:g}"
+    if plan.barriers():
+        return f"{size}, and once {ratio}. What is held back does not count"
+    is_small, is_below = plan.free_bytes < least, plan.ratio_with_active <= wanted
+    if is_below:
+        ratio += f"; now it is {plan.ratio_with_active:.2f}"
+    if is_small == is_below:
+        return f"{size}, and once {ratio}"
+    return size if is_small else ratio
 
 
 def _transaction(at: Judged) -> Reason:

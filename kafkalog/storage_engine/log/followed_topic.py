@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Final, NoReturn, Self
 
@@ -72,12 +74,19 @@ class FollowedTopic:
         return self._batches
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        # A thread of its own: those of asyncio.to_thread are few, and waiting would use them up.
+        thread = ThreadPoolExecutor(1, "kafkalog-follow")
+        wait = functools.partial(
+            asyncio.get_running_loop().run_in_executor, thread, next, self._batches, None
+        )
         try:
-            while (batch := await asyncio.to_thread(next, self._batches, None)) is not None:
+            while (batch := await wait()) is not None:
                 yield batch
         except asyncio.CancelledError:
             self.close()  # or the thread that waits would keep the process from ending
             raise
+        finally:
+            thread.shutdown(wait=False)
 
     def close(self) -> None:
         """End the iteration within the time of a poll; may be called by any thread."""

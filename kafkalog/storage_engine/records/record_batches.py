@@ -25,6 +25,7 @@ _SIZES: Final = {2, 3, 4}
 _SINGLE: Final = (Mapping, str, bytes, bytearray, memoryview)
 """Iterable types that are not a list of records."""
 _FORMS: Final = 'Give [("k1", "v1")], [{"key": "k1", "value": "v1"}] or an Arrow table.'
+_DROP: Final = "Leave it out, or append with drop_extra=True."
 
 
 def record_batches(records: Any, *, drop_extra: bool = False) -> list[pa.RecordBatch]:
@@ -71,9 +72,10 @@ def _as_tuple(place: int, record: Any, drop_extra: bool) -> tuple[Any, ...]:
         )
     for name in record:
         if name not in _FIELDS and not drop_extra:
+            advice = f"{_DROP} " if "value" in record else ""
             raise InvalidInputError(
                 f"records[{place}]: unknown field {shown(name)} "
-                f"(expected {', '.join(_FIELDS)}). {_FORMS}"
+                f"(expected {', '.join(_FIELDS)}). {advice}{_FORMS}"
             )
     if "value" not in record:
         found = ", ".join(record) or "no field"
@@ -150,14 +152,17 @@ def _checked(rows: pa.RecordBatch, drop_extra: bool) -> pa.RecordBatch:
     schema = rows.schema
     names = schema.names
     if "value" not in names:
-        raise InvalidInputError("records: required column 'value' not found")
+        found = ", ".join(names) or "no column"
+        raise InvalidInputError(
+            f"records: required column 'value' not found (found {found}). Rename the one that has "
+            "the values."
+        )
     for name, type_ in zip(names, schema.types, strict=True):
         if names.count(name) > 1:
             raise InvalidInputError(f"records: more than one column {name!r} (expected one)")
         if name not in rules:
             raise InvalidInputError(
-                f"records: unknown column {name!r} (expected {', '.join(rules)}). Drop it, or give "
-                "drop_extra=True."
+                f"records: unknown column {name!r} (expected {', '.join(rules)}). {_DROP}"
             )
         expected, fits = rules[name]
         if name in _BYTES and not fits(type_):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 
@@ -131,6 +132,28 @@ def test_an_active_segment_alone_is_told_with_the_cleaner_that_is_missing(place:
             assert of_cleaners(place) == []
 
 
+@pytest.mark.parametrize(
+    ("clean", "dirty", "ratio", "missing"),
+    [
+        (0, 1, 0.5, "once it has 64 KiB, as less would save too little room."),
+        (9000, 3000, 0.5, "once the dirty ratio, .*dirty.ratio, 0.5; now it is 0.2[45]."),
+        (9000, 1, 0.5, "once it has .* KiB, as less .*dirty.ratio, 0.5; now it is 0.00."),
+    ],
+)
+def test_of_what_closes_an_active_segment_only_what_is_missing_is_said(
+    place: Place, clean: int, dirty: int, ratio: float, missing: str
+) -> None:
+    place.topic(min_cleanable_dirty_ratio=ratio)
+    rows = [(f"k{number}", "v" * 80) for number in range(clean)]
+    if rows:
+        place.commits([rows])
+        place.log.clean("t", force=True, now_ms=NOW_MS)
+    place.commits([[(f"k{number}", "w" * 80) for number in range(dirty)]])
+    sentence = finding(place, "active segment").sentence
+    assert re.search(missing + "$", sentence)
+    assert ("as less would" in sentence) == ("as less" in missing)
+
+
 def test_an_active_segment_that_is_full_ends_with_the_next_append(place: Place) -> None:
     filled(place, segment_bytes=100_000)
     sentence = finding(place, "active segment").sentence
@@ -161,9 +184,12 @@ def test_a_lag_ends_at_a_known_time(place: Place) -> None:
     assert codes(place, NOW_MS + HOUR_MS)[0] == "due"
 
 
-def test_a_lag_needs_no_closed_segment(place: Place) -> None:
-    filled(place, 1, segment_bytes=100_000, min_compaction_lag_ms=HOUR_MS)
-    assert codes(place) == ["active segment"]
+@pytest.mark.parametrize("config", [{"segment_bytes": 100_000}, {}])
+def test_a_lag_holds_back_the_active_segment_too(place: Place, config: dict[str, int]) -> None:
+    filled(place, 1, min_compaction_lag_ms=HOUR_MS, **config)
+    assert codes(place)[:2] == ["lag", "active segment"]
+    assert finding(place, "lag").until_ms == NOW_MS + HOUR_MS
+    assert "lag" not in codes(place, NOW_MS + HOUR_MS)
 
 
 def test_the_longest_lag_makes_it_due(place: Place) -> None:

@@ -199,7 +199,7 @@ def check_lag(state: State, found: Any) -> None:
     shown = state.status()
     lag = int(state.place.log.describe("t").config["min.compaction.lag.ms"])
     segments = state.segments()
-    for base in [*segments][:-1]:
+    for base in segments:
         if segments[base] and segments[base][-1].last >= shown.first_dirty_offset:
             largest = max(one.largest for one in segments[base])
             if largest > state.now_ms - lag:

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from kafkalog.storage_engine.log.followed_topic import FollowedTopic
 from tests.unit.rules.places import Place
 
 POLL_S = 0.01
+PATIENCE_S = 10
 AN_HOUR_S = 3600
 
 
@@ -128,6 +130,33 @@ def test_async_for_gets_each_commit_and_a_cancelled_task_ends(place: Place) -> N
     followed = place.log.follow("t", poll_s=POLL_S)
     asyncio.run(work())
     assert found == [b"0", b"1"]
+
+
+def test_tasks_that_follow_leave_the_threads_of_asyncio_to_others(place: Place) -> None:
+    place.topic()
+
+    async def first(followed: FollowedTopic) -> list[bytes]:
+        async for batch in followed:
+            found: list[bytes] = batch["value"].to_pylist()
+            return found
+        return []
+
+    async def work() -> list[bytes]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        idle, busy = (asyncio.create_task(first(each)) for each in followed)
+        await asyncio.sleep(0)
+        try:
+            append = asyncio.to_thread(place.log.append, "busy", [("a", "1")])
+            await asyncio.wait_for(append, PATIENCE_S)
+            return await asyncio.wait_for(busy, PATIENCE_S)
+        finally:
+            for each in followed:
+                each.close()
+            assert await idle == []
+
+    place.log.create_topic("busy")
+    followed = [place.log.follow(topic, poll_s=POLL_S) for topic in ("t", "busy")]
+    assert asyncio.run(work()) == [b"1"]
 
 
 def test_what_retention_takes_before_it_is_read_is_an_error(place: Place) -> None:

@@ -178,7 +178,7 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         (("k", "v", None, None, 0), "found a tuple of 5"),
         ({"apple": "1"}, "records[1]: unknown field 'apple' (expected key, value, headers, times"),
         ({"key": "k", "val": "v"}, "records[1]: unknown field 'val' (expected key, value, headers"),
-        ({"key": "k", "value": "v", "partition": 0}, "unknown field 'partition'"),
+        ({"key": "k", "value": "v", "partition": 0}, "timestamp). Leave it out, or append with dr"),
         ({1: "k", 2: "v"}, "unknown field 1 "),
         (Mixed("shop", "k", None), "records[1]: unknown field 'topic' (expected key, value"),
         (pa.record_batch({"key": ["k"]}), "found RecordBatch pyarrow.Recor"),

@@ -13,6 +13,7 @@ kafkalog.cleaner.merge.batches=false it cleans exactly as Kafka does.
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -138,7 +139,9 @@ def _check(path: str) -> None:
                 "locks). Ask its metrics."
             )
         if not is_running:
-            raise KafkaLogError(f"{log.root}: no cleaner runs. Start `kafkalog cleaner {path}`.")
+            raise KafkaLogError(
+                f"{log.root}: no cleaner runs. Start `kafkalog cleaner {shlex.quote(path)}`."
+            )
 
 
 def _add(given: dict[str, str], name: str, option: str, value: int | None) -> None:

@@ -8,6 +8,7 @@ files are read, and the header of an open transaction's first batch.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -122,7 +123,7 @@ def _with_names(found: Reason, moment: Moment, topic: str) -> Reason:
     if found.remedy is None:
         return found
     parts = [
-        part.replace("{path}", moment.root).replace("{topic}", topic)
+        part.replace("{path}", shlex.quote(moment.root)).replace("{topic}", topic)
         for part in found.remedy.split("`")
     ]
     return replace(found, remedy="".join(parts), commands=tuple(parts[1::2]))

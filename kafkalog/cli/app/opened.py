@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,4 +37,4 @@ def _check_log(path: str) -> None:
     if is_store_url(path):
         return  # opening it tells
     roots = address.directories(path)
-    owner.check_has_log(roots, f"kafkalog topics create {roots[0]} NAME")
+    owner.check_has_log(roots, f"kafkalog topics create {shlex.quote(str(roots[0]))} NAME")

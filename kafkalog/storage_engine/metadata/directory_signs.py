@@ -9,6 +9,7 @@ off, call `nearby`.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -183,21 +184,24 @@ def check_journal_is_not_lost(root: Path) -> None:
     """Raise InvalidInputError for a directory without `commit` that is or was a log of ours."""
     if not root.is_dir() or (root / layout.COMMIT).exists():
         return
+    where = shlex.quote(str(root))
     was_released = (root / layout.COMMIT_RELEASED).exists()
     for name in sorted(files.list_names(root)):
         if layout.parse_partition_directory(name) and (root / name / layout.CANARY).exists():
             if (root / layout.COMMIT).exists():
                 return  # another process has just created the log
-            unless = f" (or finish a release with: kafkalog release {root})" if was_released else ""
+            unless = (
+                f" (or finish a release with: kafkalog release {where})" if was_released else ""
+            )
             raise InvalidInputError(
                 f"{root}: the journal `{layout.COMMIT}` is missing, although partitions of "
                 f"kafkalog are here ({name}): restore it from a copy, or take the files as a "
-                f"broker would, with: kafkalog adopt {root}{unless}"
+                f"broker would, with: kafkalog adopt {where}{unless}"
             )
     if was_released:
         raise InvalidInputError(
             f"{root}: the log was released, for a broker to have it (it has "
-            f"{layout.COMMIT_RELEASED}); to take it back run: kafkalog adopt {root}"
+            f"{layout.COMMIT_RELEASED}); to take it back run: kafkalog adopt {where}"
         )
 
 

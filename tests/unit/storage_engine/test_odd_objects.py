@@ -149,6 +149,15 @@ def test_an_object_of_the_commit_log_that_is_huge_is_not_fetched(
         ObjectLog(log.address, create=False)
 
 
+def test_an_empty_range_is_empty(log: ObjectLog) -> None:
+    """No store answers a request for it, which was repeated for a minute: `verify` sends it for an
+    object that ends with its records, without a footer.
+    """
+    before = log.client.counts
+    assert bytes(log.client.fetch(fresh_objects(log.store_state())[0], 3, 0)) == b""
+    assert log.client.counts["GET"] == before["GET"] + 1  # that of the state
+
+
 def test_a_larger_object_is_not_read_at_all(log: ObjectLog) -> None:
     log.client.put_unique("data/0/x.mixed", b"larger")
     with pytest.raises(CorruptLogError, match="an object of 3 bytes, found 6"):

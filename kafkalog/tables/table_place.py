@@ -23,6 +23,7 @@ from kafkalog.storage_engine.metadata.address import (
     log_directory,
     looking,
     resolved,
+    spark_local_path,
 )
 from kafkalog.storage_engine.object_store.address import StoreAddress, is_store_url
 from kafkalog.tables.manifest import (
@@ -211,7 +212,7 @@ def table_location(given: str | PathLike[str]) -> str:
             "the location of a materialized table: expected a directory, or the URL of a prefix in "
             f"an object store, found {given!r}. Give another location."
         )
-    path = local_path(text if is_file_uri else str(Path(text).absolute()))
+    path = spark_local_path(text) if is_file_uri else local_path(text)
     nearest = next(each for each in (path, *path.parents) if each.exists())
     if not nearest.is_dir():
         raise InvalidInputError(

@@ -171,7 +171,7 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     )
     if not is_list or (len(parts) > 1 and Path(given).exists()):
         parts = [given]
-    paths = [local_path(part) for part in parts]
+    paths = [spark_local_path(part) for part in parts]
     for path in paths:
         if path.exists() and not path.is_dir():
             raise InvalidInputError(
@@ -180,7 +180,7 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     return paths
 
 
-def local_path(given: str) -> Path:
+def spark_local_path(given: str) -> Path:
     """Return the path of an absolute path or a `file:` URI; raises InvalidInputError."""
     if "\0" in given:
         raise InvalidInputError(f"path {shown(given)!r} holds a zero byte")

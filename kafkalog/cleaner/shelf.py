@@ -73,10 +73,10 @@ class Piece(NamedTuple):
 
 
 class Moment(ABC):
-    """One view of a whole log at one time; it writes nothing.
+    """A whole log at one time, only read; it makes each partition's plan on first use.
 
-    A question that only a directory can answer has a store's answer here. `root` is the directory,
-    or the address. Each plan is made on first use.
+    `root` is the directory, or the address. Where only a directory can answer a question, this
+    class has the answer of a store.
     """
 
     verify: ClassVar = "`kafkalog verify {path} {topic}`"

@@ -28,7 +28,8 @@ Typed: TypeAlias = "Callable[[Column, Column | None], Conversion]"
 class RowField:
     """A field of a row: as the event has it, and as the column of a table has it.
 
-    `kind` is the type of what is written. `hint` makes words of what the event says of it.
+    `written` is the field in the event, of the type `kind`, and `about` what the event's schema
+    says of it. `hint` turns that into words for the reason of a bad record.
     """
 
     name: str

@@ -163,7 +163,7 @@ def test_a_write_past_the_recorder_is_found(root: Path) -> None:
         check_recorded(recorder)
 
 
-def test_what_is_done_beside_the_root_is_not_recorded(root: Path) -> None:
+def test_what_is_done_next_to_the_root_is_not_recorded(root: Path) -> None:
     with Recorder(root) as recorder:
         files.create(root.parent / "beside", b"of no interest")
     assert recorder.acts == []

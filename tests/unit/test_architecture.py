@@ -444,7 +444,7 @@ def test_a_call_on_files_is_found(source: str, tmp_path: Path) -> None:
     assert len(list(file_calls(path))) == 1
 
 
-def test_a_call_that_only_looks_like_one_on_files_is_none(tmp_path: Path) -> None:
+def test_a_call_that_only_looks_like_one_on_files_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "source.py"
     path.write_text(
         "text.replace('a', 'b'); replace(row, key=1); files.rename(a, b); kafkalog.open(path); "

@@ -455,7 +455,7 @@ def test_what_is_promised_was_measured(program: str, words: str, peer: str, targ
     )
 
 
-def test_beside_every_time_stands_the_memory_that_it_took() -> None:
+def test_every_time_has_the_memory_that_it_took() -> None:
     lacking = [
         pages.name(each)
         for found in Results.load()

@@ -164,6 +164,6 @@ def test_what_needs_a_directory_says_so(filled: KafkaLog, act: Callable[[KafkaLo
 
 
 @pytest.mark.parametrize("given", [None, 5, b"log", "a\0b", [None], ["log", 5]])
-def test_what_is_no_path_is_refused_and_named(given: Any) -> None:
+def test_an_argument_that_is_not_a_path_is_refused_and_named(given: Any) -> None:
     with pytest.raises(InvalidInputError, match="path"):
         kafkalog.open(given, create=False)

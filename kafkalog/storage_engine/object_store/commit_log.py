@@ -161,7 +161,8 @@ class CommitLog:
     def _take(self, base: StoreState, state: StoreState, boundary: int | None = None) -> StoreState:
         """Take over commits that were read after `base`, if the collector has not passed it.
 
-        `boundary` is one that was asked for after they were read.
+        A `boundary` that is given was fetched after these commits; without it, one is fetched if
+        the state is another one, or too old.
         """
         is_late = self._elapsed() - self._checked_s > CHECK_AFTER_S
         if state is not base or is_late:

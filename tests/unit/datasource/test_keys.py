@@ -158,7 +158,7 @@ def test_a_plan_still_sees_what_comes_later(tmp_path: Path) -> None:
         ('[{"hex": "6b"}]', r"keys: no key"),
     ],
 )
-def test_what_is_no_array_of_keys_is_refused(text: str, message: str) -> None:
+def test_keys_that_are_not_a_json_array_are_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidInputError, match=f"option {message}"):
         SourceOptions.parse({"path": "/log", "subscribe": "t", "keys": text})
 

@@ -419,7 +419,7 @@ def test_a_stream_whose_object_is_gone_says_to_start_again(two: TwoLogs) -> None
         query.run_planned()
 
 
-def test_options_of_a_store_are_refused_beside_a_directory(two: TwoLogs) -> None:
+def test_options_of_a_store_are_refused_for_a_directory(two: TwoLogs) -> None:
     with pytest.raises(InvalidInputError, match=r"store\.region.*names no object store"):
         source(two.directory, **{"store.region": "us-east-1"})
 

@@ -112,7 +112,7 @@ def test_the_empty_key_is_a_key(place: Place) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], [None], "key", b"key"])
-def test_what_is_no_list_of_keys_is_refused(place: Place, keys: list[str]) -> None:
+def test_keys_that_are_not_a_list_are_refused(place: Place, keys: list[str]) -> None:
     with pytest.raises(InvalidInputError, match="key"):
         place.topic().log.erase("t", keys, now_ms=NOW)
 
@@ -328,7 +328,7 @@ def test_an_open_transaction_is_named_and_outlives_no_deletion(place: Place) -> 
     assert latest_records(place.log) == {}
 
 
-def test_an_aborted_deletion_is_none(place: Place) -> None:
+def test_an_aborted_deletion_deletes_nothing(place: Place) -> None:
     log = Written.create(place)
     log.data(7)
     log.data(7, producer=1, transactional=True, tombstones=True)

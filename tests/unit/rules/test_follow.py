@@ -90,7 +90,7 @@ def test_a_start_of_another_kind_is_refused(place: Place) -> None:
         ({"poll_s": math.inf}, "poll_s: expected seconds above 0"),
     ],
 )
-def test_a_follower_is_refused_at_once_for_what_is_no_offset_or_no_time(
+def test_a_wrong_offset_or_time_of_a_follower_is_refused_at_once(
     place: Place, given: dict[str, Any], found: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=found):

@@ -166,7 +166,7 @@ def test_a_record_sent_elsewhere_is_found_in_its_partition(place: Place) -> None
         place.log.lookup("t", "a", partition=3)
 
 
-def test_what_is_no_key_or_no_topic_is_refused(filled: Place) -> None:
+def test_an_argument_that_is_not_a_key_or_a_topic_is_refused(filled: Place) -> None:
     log = filled.log
     with pytest.raises(InvalidInputError, match="a key is bytes or text, found int"):
         log.lookup("t", 7)

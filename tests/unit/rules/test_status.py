@@ -133,7 +133,7 @@ def test_a_count_of_another_cleaning_is_unknown(place: Place) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 9}', '{"version": 1}', "\xff"])
-def test_a_last_cleaning_that_cannot_be_read_is_none(place: Place, content: str) -> None:
+def test_a_last_cleaning_that_cannot_be_read_is_left_out(place: Place, content: str) -> None:
     place.topic(segment_bytes=100).put_note(layout.LAST_CLEANING, content)
     assert place.status(NOW_MS).last_cleaning is None
 

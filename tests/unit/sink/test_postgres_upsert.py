@@ -156,7 +156,9 @@ def test_replacing_leaves_exactly_the_batchs_rows(upsert: PostgresUpsert, apply:
     assert table(upsert.conninfo) == [("b", "2"), ("d", "2")]
 
 
-def test_columns_of_others_and_their_defaults_stay(upsert: PostgresUpsert, apply: Apply) -> None:
+def test_columns_that_somebody_else_added_keep_values_and_defaults(
+    upsert: PostgresUpsert, apply: Apply
+) -> None:
     query(
         upsert.conninfo,
         "CREATE TABLE stock (id int GENERATED ALWAYS AS IDENTITY, note text DEFAULT 'new', "

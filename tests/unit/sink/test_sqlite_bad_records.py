@@ -105,7 +105,7 @@ def test_columns_that_sqlite_fills_need_no_value(database: Path, other: str) -> 
     assert query(database, "SELECT key FROM stock") == [("a",)]
 
 
-def test_text_that_is_no_utf8_is_left_out(database: Path) -> None:
+def test_text_that_is_not_utf8_is_left_out(database: Path) -> None:
     rows = rows_of(*in_order(*[(f"k{n}", "v") for n in range(9)]))
     binary = pa.array([b"\xff" if n in {2, 5} else b"v" for n in range(9)], pa.binary())
     broken = pa.Array.from_buffers(pa.string(), 9, binary.buffers())

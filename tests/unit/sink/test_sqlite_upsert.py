@@ -523,7 +523,7 @@ def test_a_trigger_that_ends_the_transaction_leaves_nothing(
     assert list(upsert.positions().values()) == [batch(0).position()]
 
 
-def test_text_that_is_no_utf8_is_named_with_its_column(upsert: SQLiteUpsert) -> None:
+def test_text_that_is_not_utf8_is_named_with_its_column(upsert: SQLiteUpsert) -> None:
     names = ["key", "name"]
     text = pa.array([b"fine", b"\xff"]).cast(pa.string(), safe=False)
     rows = driver_batch([("a", "x"), ("b", "y")], names)

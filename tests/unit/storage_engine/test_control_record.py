@@ -82,7 +82,7 @@ def test_other_batches_say_nothing() -> None:
     assert read(message) is None
 
 
-def test_the_time_is_the_records_also_beside_a_delete_horizon() -> None:
+def test_a_delete_horizon_leaves_the_records_own_time() -> None:
     horizon = batch(
         record(timestamp_delta=-4000),
         attributes=CONTROL | 0x40,

@@ -384,7 +384,7 @@ def test_a_lock_is_one_of_the_file_that_bears_its_name_when_it_is_got(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_fork_beside_threads_that_lock_keeps_no_lock(tmp_path: Path) -> None:
+def test_a_fork_while_threads_lock_keeps_no_lock(tmp_path: Path) -> None:
     """A child that lives on must not hold what a thread of its parent was just letting go."""
     is_over = threading.Event()
 

@@ -97,7 +97,7 @@ def test_a_foreign_directory_next_to_ours_changes_nothing(judge: Judge, name: st
 
 @pytest.mark.parametrize("name", ["link", "00000000000000000099.log", "00000000000000000030.index"])
 @pytest.mark.parametrize("target", ["nowhere", "00000000000000000000.log", "."])
-def test_a_symlink_beside_ours_changes_nothing(judge: Judge, name: str, target: str) -> None:
+def test_a_symlink_next_to_our_files_changes_nothing(judge: Judge, name: str, target: str) -> None:
     (judge.root.path / "t-0" / name).symlink_to(target)
     assert judged(judge) in {"whole", "refused"}
 

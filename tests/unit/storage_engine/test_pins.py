@@ -134,7 +134,7 @@ def test_who_reads_by_a_pin_needs_no_lease_and_keeps_it_from_being_swept(
     assert pins.sweep_pins(engine.root, NOW + 2 * DAY) == 1
 
 
-def test_who_asks_beside_others_takes_nobody_for_a_reader(engine: DirectoryLog) -> None:
+def test_several_that_ask_at_once_take_nobody_for_a_reader(engine: DirectoryLog) -> None:
     pinned(engine)
     LogBuilder(engine).fill()
     number = key_partition(engine)

@@ -106,7 +106,7 @@ def test_equal_replicas_are_read_without_a_word(
     assert caplog.text == ""
 
 
-def test_disks_of_a_broker_count_together_beside_those_of_others(tmp_path: Path) -> None:
+def test_a_brokers_disks_count_as_one_replica_among_other_brokers(tmp_path: Path) -> None:
     first, disk = broker(tmp_path / "1a", 1), broker(tmp_path / "1b", 1)
     second = broker(tmp_path / "2", 2)
     replica(first, [(0, 0)], 20)

@@ -210,7 +210,7 @@ def test_a_text_that_is_no_schema_is_named(tmp_path: Path) -> None:
             registry.schema(number)
 
 
-def test_a_topic_of_several_partitions_is_no_registrys(tmp_path: Path) -> None:
+def test_a_topic_of_several_partitions_is_not_a_registrys(tmp_path: Path) -> None:
     with kafkalog.open(tmp_path) as log:
         log.create_topic("_schemas", partitions=2)
     with pytest.raises(InvalidInputError, match="the one partition of a registry's topic, found 2"):

@@ -197,7 +197,7 @@ class KafkaLog:
     ) -> CommitResult:
         """Append records in one atomic, synced commit: all of them, or none.
 
-        `records` are tuples or dicts, also mixed, or a pyarrow table or record batch:
+        `records` are tuples or dicts, also mixed, or pyarrow record batches, or a pyarrow table:
 
             log.append("stock", [("k1", "v1"), ("k2", None)])  # None is a tombstone
             log.append("stock", [("k3", b"v3", [("by", b"ann")], 1_700_000_000_000)])
@@ -209,9 +209,9 @@ class KafkaLog:
         values are bytes or text (UTF-8); a value of None is a tombstone. Dicts and tables need a
         value alone: no key is a null key, no timestamp is now. headers: (text, bytes) pairs, or a
         mapping; timestamp: epoch ms, or a datetime with a time zone. A table may have a column
-        partition. A read has more columns, such as `offset`: `drop_extra` drops them. Raises
-        UnknownTopicError, and InvalidInputError for any other form, for a column or field that a
-        record doesn't have, and for a record that the topic doesn't take.
+        partition. `drop_extra` drops other columns, such as the `offset` of what `read` yields.
+        Raises UnknownTopicError, and InvalidInputError for any other form, for a column or field
+        that a record doesn't have, and for a record that the topic doesn't take.
         """
         return self._log.append(topic, records, drop_extra=drop_extra, now_ms=now_ms)
 

@@ -46,11 +46,19 @@ def record_batches(records: Any, *, drop_extra: bool = False) -> list[pa.RecordB
             "records: not a list of records (expected tuples or dicts in a list, found "
             f"{type(records).__name__}). {_FORMS}{advice}"
         )
-    rows = [
-        record if type(record) is tuple else _as_tuple(place, record, drop_extra)
-        for place, record in enumerate(users_items(records))
-    ]
-    return [_of_tuples(rows)]
+    found, rows = list[pa.RecordBatch](), list[tuple[Any, ...]]()
+    for place, record in enumerate(users_items(records)):
+        if isinstance(record, pa.RecordBatch):
+            found.append(_checked(record, drop_extra))
+        else:
+            is_tuple = type(record) is tuple
+            rows.append(record if is_tuple else _as_tuple(place, record, drop_extra))
+    if found and rows:
+        raise InvalidInputError(
+            f"records: {len(found)} record batches and {len(rows)} other records (expected one "
+            "kind). Append them one after the other."
+        )
+    return found or [_of_tuples(rows)]
 
 
 def _is_of_values(records: Any) -> bool:

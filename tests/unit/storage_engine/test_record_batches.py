@@ -181,7 +181,7 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         ({"key": "k", "value": "v", "partition": 0}, "timestamp). Leave it out, or append with dr"),
         ({1: "k", 2: "v"}, "unknown field 1 "),
         (Mixed("shop", "k", None), "records[1]: unknown field 'topic' (expected key, value"),
-        (pa.record_batch({"key": ["k"]}), "found RecordBatch pyarrow.Recor"),
+        (pa.table({"key": ["k"]}), "found Table pyarrow.Table"),
         ({"key": "k"}, "records[1]: a record without a value (expected the field 'value', found k"),
         ({"key": "k", "headers": []}, "found key, headers). Give None as the value of a tombstone"),
         ({}, "a record without a value"),
@@ -315,3 +315,20 @@ def test_a_datetime_is_a_timestamp_if_it_has_a_time_zone(log: KafkaLog) -> None:
     assert rows(log) == [(b"k", b"v", None, TIME_MS)]
     with pytest.raises(InvalidInputError, match=r"records\[0\]: timestamp: .* has no time zone"):
         log.append("t", [("k", "v", None, time.replace(tzinfo=None))])
+
+
+def test_append_takes_what_read_yields(log: KafkaLog) -> None:
+    log.append("t", [("a", "1", [("h", b"x")], TIME_MS), ("b", None, None, TIME_MS)])
+    written = rows(log)
+    result = log.append("t", log.read("t", include_headers=True), drop_extra=True)
+    assert result.rows == 2
+    assert rows(log) == written * 2
+    reader = pa.RecordBatchReader.from_batches(pa.schema({"value": pa.string()}), [])
+    assert log.append("t", reader).rows == 0
+
+
+def test_record_batches_and_tuples_are_not_mixed(log: KafkaLog) -> None:
+    batch = pa.RecordBatch.from_pydict({"value": ["1"]})
+    with pytest.raises(InvalidInputError, match="1 record batches and 1 other records"):
+        log.append("t", [batch, ("a", "1")])
+    assert rows(log) == []

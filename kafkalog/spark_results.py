@@ -1,7 +1,7 @@
-"""What Spark's JVM sends the driver: all of it, or an error.
+"""Results that the JVM of Spark sends to the driver: all of them, or an error.
 
-PySpark takes the end of a socket for the end of the rows, so what it returns may end early if the
-JVM dies, or fails to write. A table would then commit a part of a micro-batch as the whole.
+PySpark reads rows until the socket closes, and it closes too if the JVM dies or fails to write. The
+rows that came would then be committed as the whole micro-batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["collected", "is_connect", "messages_from_socket"]
 
 _SENDER_SECONDS: Final = 60
-"""How long the JVM may take to say how a thread ended that has closed its socket."""
+"""The JVM may take so long to report on a thread that has closed its socket."""
 
 
 def is_connect(owner: DataFrame | SparkSession) -> bool:
@@ -24,7 +24,7 @@ def is_connect(owner: DataFrame | SparkSession) -> bool:
 
 
 def collected(frame: DataFrame) -> list[Row]:
-    """Return the rows of a frame; raise py4j's error if the JVM has died on the way."""
+    """Return the rows of a frame; raise py4j's error if the JVM died while it sent them."""
     rows = frame.collect()
     if not is_connect(frame):
         frame.sparkSession.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]
@@ -32,11 +32,11 @@ def collected(frame: DataFrame) -> list[Row]:
 
 
 def messages_from_socket(address: Any, jvm: Any) -> list[Any]:
-    """Return all that a server of one connection in the JVM sends, as it is.
+    """Return the messages, undecoded, that a thread of the JVM sends over a socket.
 
-    `address` is what `PythonRDD.runJob` returns: where to connect, a secret, Spark's
-    `SocketAuthServer`. Its result is the error of the thread that sent. A thread that ends by a
-    `VirtualMachineError` leaves none, so the wait for it has a limit.
+    `address` comes from `PythonRDD.runJob`: a port, a secret and Spark's `SocketAuthServer`. The
+    server raises what its thread raised. A `VirtualMachineError` kills the thread before the server
+    learns of it, so the wait has a limit.
     """
     from pyspark.serializers import NoOpSerializer
     from pyspark.util import _load_from_socket

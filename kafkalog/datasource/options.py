@@ -114,7 +114,7 @@ class SourceOptions:
 
     @property
     def _of_a_table(self) -> str | None:
-        """An option that a materialized table sets; None if there is none."""
+        """An option that a materialized table sets; None if it sets no option."""
         if self.completes is not None:
             return "completes"
         return "withObsolete" if self.with_obsolete else None

@@ -1,4 +1,4 @@
-"""The versions of a materialized table's rows, by which an older row changes nothing.
+"""The versions of a materialized table's rows, which keep an older row from changing anything.
 
 The rows in the files have their versions. Files of deletions, next to them, keep the versions of
 deleted rows for a while. All records since the moment of the files take part, because an obsolete
@@ -94,7 +94,7 @@ class TableVersions:
         return kept.select(*map(quoted, [*self.place, self.version, _GONE_MS]))
 
     def has_to_forget(self, manifest: Manifest, now_ms: int) -> bool:
-        """Return whether the files have deletions, none of which is still to be remembered."""
+        """Return whether the files have deletions, and all of them may be forgotten."""
         return bool(manifest.deletions) and manifest.made_ms < now_ms - self.retention_ms
 
     def deletions_schema(self, schema: StructType) -> StructType:

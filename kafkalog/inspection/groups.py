@@ -107,7 +107,7 @@ def group_offsets(
 
     Written as JSON, it fits Spark's `startingOffsets`. If the group has no position in a partition
     of such a topic, the partition gets -2, the earliest offset: no record is missed. A committed
-    offset below 0 is no position. As `path`, give a broker's directory or a list of those of a
+    offset below 0 doesn't count. As `path`, give a broker's directory or a list of those of a
     cluster, an adopted log, or a log with a copy of `__consumer_offsets`. The `options` are those
     of `kafkalog.open`. A commit in a transaction counts once the transaction is committed. Raises
     UnknownGroupError, and InvalidInputError for a share group, whose members acknowledge single

@@ -58,7 +58,7 @@ class Debezium:
     not; a row may be in an event, or be unwrapped by ExtractNewRecordState. Each record is taken as
     what it is. Inserts, updates and reads of a snapshot (`c`, `u`, `r`) give the row after the
     change. A deletion (`d`, `__deleted`, a tombstone) gives none. A truncation (`t`) is a bad
-    record, because no key says which rows are gone. So is whatever else is no change of a row.
+    record, because no key says which rows are gone. All else that changes no row is bad too.
 
     In JSON a field's type in Connect is in the event's `schema`, where it has one. Else a COMMENT
     of the column says it: `at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp'`; for
@@ -357,7 +357,7 @@ def _json_field(field: StructField, written: Column, about: Column | None) -> Ro
 
 
 def _foreign(row: StructType, text: Column, op: Column | None) -> Column:
-    """Return why a JSON document without any value is no row: it has none of the fields' names.
+    """Return why a JSON document without any value is not a row: no field has a column's name.
 
     `op` is that of its event; None for a key. Letter case counts, as in JSON.
     """

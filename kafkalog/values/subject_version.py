@@ -34,7 +34,7 @@ class SubjectVersion:
         """Return the schema, an Avro text with the types of its references.
 
         Raises SchemaNotFoundError for a reference that is not there, and InvalidInputError for a
-        text that is no schema.
+        text that is not a schema.
         """
         text = self.text
         if self.kind == "AVRO":

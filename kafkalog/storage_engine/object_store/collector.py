@@ -8,8 +8,8 @@ Rules
 - An orphan is named by no commit. The commit `swept: E` declares every unnamed object dropped whose
   writer had seen no commit after E. A later commit has read it, and refuses such an object. The
   orphan is deleted after that. Its age is a courtesy to living queries.
-- An unnamed object whose writer had seen a later commit than the newest one is no orphan: commits
-  were lost, and it may have their records. It stays.
+- An unnamed object stays if its writer had seen a later commit than the newest one. Commits were
+  lost, and it may have their records.
 - The boundary moves before the commits below it are deleted. A process that was stopped meanwhile
   reads it, and opens the log again.
 

@@ -46,7 +46,7 @@ def census(
     """
     start, end = snapshot.state.log_start_offset, snapshot.state.last_stable_offset
     bases = np.array([each.base_offset for each in snapshot.whole_segments()], dtype=np.int64)
-    offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
+    offset_map = OffsetMap.for_parts(end - start, budget_bytes=budget_bytes)
     found = _Sums(bases)
     tombstones = np.zeros(len(bases), dtype=np.int64)
 

@@ -93,13 +93,18 @@ class OffsetMap:
 
     @classmethod
     def for_records(cls, count: int, *, budget_bytes: int, load_factor: float = 0.9) -> OffsetMap:
-        """Return a map for `count` records with different keys, limited by the budget.
+        """Return a map for `count` records with different keys, limited by the budget."""
+        wanted = int(max(count, 1) / load_factor) + 2
+        return cls(min(budget_bytes // SLOT_SIZE, wanted), load_factor)
+
+    @classmethod
+    def for_parts(cls, count: int, *, budget_bytes: int) -> OffsetMap:
+        """Return a map as `for_records` does, for keys that are read in parts if they do not fit.
 
         It has room for two keys at least. A map for one is full as soon as it has a key, so no part
-        of a log would fit.
+        would fit.
         """
-        least, wanted = int(2 / load_factor) + 1, int(max(count, 1) / load_factor) + 2
-        return cls(max(least, min(budget_bytes // SLOT_SIZE, wanted)), load_factor)
+        return cls.for_records(count, budget_bytes=max(budget_bytes, 3 * SLOT_SIZE))
 
     @property
     def slots(self) -> Uint64s:

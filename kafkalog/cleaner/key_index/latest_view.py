@@ -142,7 +142,7 @@ def _latest(
     passes: _Passes,
 ) -> Iterator[pa.RecordBatch]:
     start, end = span
-    offset_map = OffsetMap.for_records(end - start, budget_bytes=budget_bytes)
+    offset_map = OffsetMap.for_parts(end - start, budget_bytes=budget_bytes)
 
     def put(part: HashPart, left: int) -> bool:
         passes.left = 2 * left

@@ -37,6 +37,8 @@ def looking() -> Iterator[None]:
     """Raise a StorageError when a path may not even be looked up."""
     try:
         yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
     except OSError as fault:
         raise StorageError(f"{fault.filename}: cannot be looked at: {fault.strerror}") from fault
 

@@ -456,7 +456,8 @@ def _has_remains(client: ObjectClient) -> bool:
     Raises StorageError if it has lost its boundary too, from which the mark could be made again.
     The boundary is created before any commit, so it is asked for after them.
     """
-    commits = client.newest(layout.STORED_COMMITS, 1)
+    newest = client.newest(layout.STORED_COMMITS, 1)
+    commits = [each for each in newest if layout.parse_stored_name(each.name)]
     if commits and client.get(layout.STORED_BOUNDARY) is None:
         raise StorageError(
             f"{client.address}: a log has lost its objects {layout.STORED_LOG} and "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kafkalog.errors import StorageError
+from kafkalog.errors import CorruptLogError
 from kafkalog.storage_engine.object_store.address import StoreAddress
 from kafkalog.storage_engine.object_store.client import ObjectClient, Outcome
 from kafkalog.storage_engine.object_store.commit_log import CommitLog
@@ -27,7 +27,7 @@ def test_every_operation_does_as_on_a_store_in_memory(azure_address: StoreAddres
     assert [entry.name for entry in client.list("log", after="log/1")] == ["log/2"]
     assert bytes(client.fetch("log/2", 1, 2)) == b"vw"
     assert (client.get("log/3"), client.head("log/3")) == (None, None)
-    with pytest.raises(StorageError):
+    with pytest.raises(CorruptLogError):
         client.fetch("log/2", 4, 3)
     client.delete(["log/1", "log/2", "log/9"])
     assert list(client.list("log")) == []

@@ -151,7 +151,7 @@ def test_a_table_inside_its_log_is_refused(tmp_path: Path) -> None:
         ("", "expected a directory, or the URL"),
         (None, "expected a directory, or the URL"),
         ("hdfs://host/t", "expected a directory, or the URL"),
-        ("a\0b", "zero byte"),
+        ("a\0b", "null character"),
         ("x" * 300, "File name too long"),
     ],
 )

@@ -105,13 +105,13 @@ def reason_of_docker(monkeypatch: pytest.MonkeyPatch, path: Path) -> str:
     return str(fault.value)
 
 
-def test_no_socket_is_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_socket_is_not_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     reason = reason_of_docker(monkeypatch, tmp_path / "none.sock")
     assert "No such file" in reason
     assert "\n" not in reason
 
 
-def test_a_socket_that_nobody_listens_on_is_no_engine(
+def test_a_socket_that_nobody_listens_on_is_not_an_engine(
     monkeypatch: pytest.MonkeyPatch, listener: tuple[Path, socket.socket]
 ) -> None:
     listener[1].close()
@@ -119,7 +119,7 @@ def test_a_socket_that_nobody_listens_on_is_no_engine(
 
 
 @pytest.mark.slow
-def test_a_socket_that_does_not_answer_is_no_engine_and_is_not_waited_for_long(
+def test_a_socket_that_does_not_answer_is_not_an_engine_and_is_not_waited_for_long(
     monkeypatch: pytest.MonkeyPatch, listener: tuple[Path, socket.socket]
 ) -> None:
     begin = time.monotonic()

@@ -351,6 +351,6 @@ def test_the_name_of_an_emptied_segment_is_synced(tmp_path: Path) -> None:
     assert not found, found
 
 
-def test_an_empty_segment_that_could_not_be_made_anew_is_no_damage(tmp_path: Path) -> None:
+def test_an_empty_segment_that_could_not_be_made_anew_is_not_damage(tmp_path: Path) -> None:
     """Found by this program: `verify` said of no bytes at all that they were lost."""
     assert faults(tmp_path, "roll+refuse@plain", nothing, ("create",), "EINTR") == []

@@ -69,7 +69,7 @@ def test_each_request_of_an_operation_is_spoiled_in_each_way(bench: Bench) -> No
     assert sorted(stopped) == [*range(1, len(kinds) + 1)]
 
 
-def test_a_request_that_an_operation_does_not_send_is_no_try(bench: Bench) -> None:
+def test_a_request_that_an_operation_does_not_send_is_not_a_try(bench: Bench) -> None:
     assert tried(bench, "commit:99:lost:new") == "nothing was spoiled"
 
 

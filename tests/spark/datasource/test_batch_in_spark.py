@@ -59,7 +59,7 @@ VIEWS = ["changelog", "latest"]
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_the_filter_of_one_query_is_none_of_the_next(
+def test_the_filter_of_one_query_does_not_apply_to_the_next(
     spark: Any, pushing: str, tmp_path: Path, view: str
 ) -> None:
     append_to(log_in(tmp_path), "t", {0: 27, 1: 40, 2: 33})

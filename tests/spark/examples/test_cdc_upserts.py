@@ -92,7 +92,7 @@ def test_decimals_are_kept_as_strings(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [event("t", None), event("u", None), "no JSON", "{}"])
-def test_what_is_no_event_of_a_row_is_named(spark: Any, value: str) -> None:
+def test_what_is_not_an_event_of_a_row_is_named(spark: Any, value: str) -> None:
     with pytest.raises(Exception, match="events-0 offset 1: no event of a row: ") as caught:
         made(spark, event("c", {"id": 1}), value)
     assert value in str(caught.value)

@@ -248,7 +248,7 @@ def test_a_commit_lands_only_on_the_positions_that_were_read(
     assert table.rows() == [("c", 30)]
 
 
-def test_an_error_after_a_commit_is_no_failure_and_without_a_history_it_is_unknown(
+def test_an_error_after_a_commit_is_not_a_failure_and_without_a_history_it_is_unknown(
     upsert: DeltaUpsert,
     table: Table,
     monkeypatch: pytest.MonkeyPatch,

@@ -67,7 +67,7 @@ def test_a_schema_takes_the_columns_from_json_values(spark: Any) -> None:
 @pytest.mark.parametrize(
     "value", ['{"n": "text"}', '{"n": 3000000000}', '{"n": 1', "", "[1]", '{"n": 1.5}']
 )
-def test_a_value_that_is_no_such_document_fails_and_names_the_record(
+def test_a_value_that_is_not_such_a_document_fails_and_names_the_record(
     spark: Any, value: str
 ) -> None:
     frame = frame_of(spark, ("a", '{"n": 1}', 6), ("b", value, 7))
@@ -76,7 +76,7 @@ def test_a_value_that_is_no_such_document_fails_and_names_the_record(
     assert words in message
 
 
-def test_a_document_that_is_no_utf8_is_bad(spark: Any) -> None:
+def test_a_document_that_is_not_utf8_is_bad(spark: Any) -> None:
     shape = RowShape(schema="name string", leaves_out_bad=True)
     frame = frame_of(spark, ("a", '{"name": "x"}', 1), ("b", '{"name": "x"}', 2)).selectExpr(
         "key", "if(offset = 2, unhex('7b226e616d65223a2022ff227d'), value) value",
@@ -89,7 +89,7 @@ def test_a_document_that_is_no_utf8_is_bad(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("schema", ["n intt", "", "binary"])
-def test_a_text_that_is_no_schema_is_refused_in_one_line(spark: Any, schema: str) -> None:
+def test_a_text_that_is_not_a_schema_is_refused_in_one_line(spark: Any, schema: str) -> None:
     with pytest.raises(InvalidInputError, match=r"^schema(=| names|: expected)[^\n]*$"):
         RowShape(schema=schema).rows(frame_of(spark, *DOCUMENTS), latest=True)
 

@@ -108,7 +108,7 @@ def test_a_framed_value_is_decoded_as_the_error_says(avro: Any, tmp_path: Path) 
     assert [(row.region, row.id) for row in found.collect()] == [("eu", 7)]
 
 
-def test_bytes_of_the_middle_of_a_value_are_no_framed_one(avro: Any) -> None:
+def test_bytes_of_the_middle_of_a_value_are_not_a_framed_value(avro: Any) -> None:
     schema = schema_of({"a": "boolean", "b": "boolean", "at": "long", "n": "long"})
     times = [1_700_000_000_000 + n * 7_777_777 for n in range(200)]
     values = [bytes(2) + long(at) + long(1) for at in times]

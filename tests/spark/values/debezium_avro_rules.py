@@ -245,7 +245,7 @@ def test_nothing_is_cut_or_outside_of_sparks_years(spark: Any) -> None:
     assert [reason is None for reason in reasons] == [True, False, True, False, True]
 
 
-def test_a_key_that_is_no_record_is_one_column(spark: Any) -> None:
+def test_a_key_that_is_not_a_record_is_one_column(spark: Any) -> None:
     value, key = framed(7, ROW, ANN), framed(3, "long", 5)
     frame = spark.createDataFrame([(bytearray(key), bytearray(value))], "key binary, value binary")
     found = kafkalog.value_columns(

@@ -212,7 +212,7 @@ def test_schemas_that_spark_would_read_as_other_values_are_refused_by_name(
         kafkalog.value_columns(frame, avro=registry)
 
 
-def test_fields_of_keys_are_columns_too_and_a_key_may_be_no_record(spark: Any) -> None:  # noqa: F811
+def test_fields_of_keys_are_columns_too_and_a_key_need_not_be_a_record(spark: Any) -> None:  # noqa: F811
     key, row = record("Key", ("id", "long")), record("Row", ("id", "int"), ("s", "string"))
     registry = given({1: key, 2: row, 3: "string"})
     frame = frame_of(spark, (framed(1, key, {"id": 7}), framed(2, row, {"id": 8, "s": "x"})))

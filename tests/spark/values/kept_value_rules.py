@@ -156,7 +156,7 @@ def test_an_event_that_lacks_a_value_without_a_row_before_is_bad(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_rows_that_are_replaced_are_no_rows_before(
+def test_replaced_rows_do_not_count_as_rows_before(
     spark: Any,  # noqa: F811
     postgres: str,  # noqa: F811
     tmp_path: Path,

@@ -75,7 +75,7 @@ def test_a_segment_that_was_deleted_meanwhile_is_passed_over(engine: DirectoryLo
         assert [chunk.segment_base for chunk in snapshot.chunks(0, 60)] == list(range(2, 60))
 
 
-def test_a_segment_that_is_lost_is_no_deleted_one(engine: DirectoryLog) -> None:
+def test_a_segment_that_is_lost_is_not_a_deleted_one(engine: DirectoryLog) -> None:
     with held_snapshot(engine) as snapshot:
         retire(engine.partition_directory("t", 0), [30], suffixes=SEGMENT_SUFFIXES)
         with pytest.raises(StorageError, match="segment of offset 30 is missing"):

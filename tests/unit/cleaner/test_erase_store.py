@@ -193,7 +193,7 @@ def test_a_foreign_object_is_searched_as_bytes(log: ObjectLog) -> None:
     assert "as bytes, at byte 6" in left.sentence
 
 
-def test_an_object_that_is_damaged_is_no_proof(log: ObjectLog) -> None:
+def test_an_object_that_is_damaged_is_not_proof(log: ObjectLog) -> None:
     log.create_topic("t", 1, PLAIN)
     log.append("t", [("a", "1")], now_ms=NOW)
     (name,) = log.store_state().objects
@@ -209,7 +209,7 @@ def test_an_object_that_is_damaged_is_no_proof(log: ObjectLog) -> None:
     assert not erased(log).is_erased
 
 
-def test_an_object_that_is_missing_is_no_proof(log: ObjectLog) -> None:
+def test_an_object_that_is_missing_is_not_proof(log: ObjectLog) -> None:
     log.create_topic("t", 1, PLAIN)
     log.append("t", [("a", "1")], now_ms=NOW)
     (name,) = log.store_state().objects

@@ -287,7 +287,7 @@ def test_a_spill_that_died_twice_is_followed_by_a_bounded_round(tmp_path: Path) 
     assert found(engine, 40) == (naive_obsolete(segments, 0, end), end)
 
 
-def test_a_stop_on_demand_is_no_death(tmp_path: Path) -> None:
+def test_a_stop_on_demand_is_not_a_death(tmp_path: Path) -> None:
     segments, _ = random_log(random.Random(6), 400, 10_000)
     engine = foreign_log(tmp_path, segments)
     for stop_after in range(10_000):

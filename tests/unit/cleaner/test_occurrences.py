@@ -182,7 +182,7 @@ def test_a_record_has_a_key_if_its_key_is_the_same_bytes(log: KafkaLog) -> None:
     assert found.by_key == {number: 1 + (number < 5) for number in range(40)}
 
 
-def test_bytes_that_are_no_batch_are_seen_and_named(log: KafkaLog) -> None:
+def test_bytes_that_are_not_a_batch_are_seen_and_named(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
     sound, cut = batch(b"another"), batch(KEY)[:-3]
     path.write_bytes(sound + cut)
@@ -319,7 +319,7 @@ def test_the_directories_of_a_deleted_topic_of_that_name_are_searched(log: Kafka
     assert "deleted" in left.sentence
 
 
-def test_numbers_and_names_are_no_occurrences(log: KafkaLog) -> None:
+def test_numbers_and_names_are_not_occurrences(log: KafkaLog) -> None:
     """Keys as programs have them, which are also what the log's own files are full of."""
     log.create_topic("customers", config={"retention.ms": "1234567890"})
     log.append("customers", [(f"k{n}", "v" * 100) for n in range(50)], now_ms=NOW)
@@ -338,7 +338,7 @@ def test_a_short_key_is_looked_for_among_keys_alone(log: KafkaLog) -> None:
     assert log.occurrences("t", [b"ser-1"], now_ms=NOW).residuals == ()
 
 
-def test_preallocated_room_is_no_fault(log: KafkaLog) -> None:
+def test_preallocated_room_is_not_a_fault(log: KafkaLog) -> None:
     path = directory(log) / f"{BASE}.log.deleted"
     path.write_bytes(batch(b"another") + bytes(5000))
     assert log.occurrences("t", [KEY], now_ms=NOW).residuals == ()

@@ -641,7 +641,7 @@ def test_a_round_that_is_made_again_counts_once(
     assert stats is not None and (stats.rounds, stats.records_read) == (1, count)
 
 
-def test_damage_of_a_topic_that_is_not_compacted_is_no_error_of_a_cleaning(log: ObjectLog) -> None:
+def test_damage_of_a_topic_that_is_not_compacted_does_not_fail_a_cleaning(log: ObjectLog) -> None:
     log.create_topic("t", 1, {"cleanup.policy": "delete"})
     fill(log, commits=1)
     (name,) = log.store_state().objects
@@ -891,7 +891,7 @@ def sweep_before_the_first_swap(log: ObjectLog, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(log, "swap", swap_late)
 
 
-def test_a_cleaning_whose_outputs_a_sweep_took_is_no_fault_of_the_partition(
+def test_a_cleaning_whose_outputs_a_sweep_took_does_not_blame_the_partition(
     log: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.create_topic("t", 1, CHANGING)

@@ -78,7 +78,7 @@ def test_dump_of_a_damaged_file_has_status_1(kafkalog: Command, log: Path) -> No
     assert kafkalog("dump", log).status == 1
 
 
-def test_dump_names_what_is_no_file_of_a_log(kafkalog: Command, log: Path) -> None:
+def test_dump_names_what_is_not_a_file_of_a_log(kafkalog: Command, log: Path) -> None:
     for name in ("missing.log", "notes.txt"):
         (log.parent / "notes.txt").write_text("x")
         result = kafkalog("dump", log.parent / name)

@@ -250,7 +250,7 @@ def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
     assert {path.name for path in tmp_path.iterdir()} == {"shop", "shop.html"}
 
 
-def test_a_page_may_go_into_what_is_no_file(log: KafkaLog, kafkalog: Command) -> None:
+def test_a_page_may_go_into_what_is_not_a_file(log: KafkaLog, kafkalog: Command) -> None:
     result = kafkalog("status", log.root, "--no-count", "--html", "/dev/full")
     assert (result.status, result.err) == (1, "kafkalog: /dev/full: No space left on device\n")
     assert Path("/dev/full").is_char_device()

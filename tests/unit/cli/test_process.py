@@ -98,7 +98,7 @@ def test_a_log_that_this_user_may_not_read_is_one_line_and_no_wrong_usage(
     assert "Permission denied" in result.err
 
 
-def test_a_limit_beyond_any_number_of_records_is_none(log: Path, kafkalog: Command) -> None:
+def test_a_limit_beyond_any_number_of_records_does_not_limit(log: Path, kafkalog: Command) -> None:
     result = kafkalog("read", log, "t", "--limit", "9" * 20)
     assert (result.status, len(result.lines)) == (0, 5000)
 
@@ -146,7 +146,7 @@ def test_a_pause_ends_when_the_reader_of_the_output_has_gone_and_not_before(
             pause(60)
 
 
-def test_help_into_a_closed_pipe_is_no_traceback() -> None:
+def test_help_into_a_closed_pipe_shows_no_traceback() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     result = subprocess.run(
@@ -158,7 +158,7 @@ def test_help_into_a_closed_pipe_is_no_traceback() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
-def test_closed_streams_are_no_traceback(log: Path, closed: str) -> None:
+def test_closed_streams_show_no_traceback(log: Path, closed: str) -> None:
     command = f"{shlex.join(COMMAND)} topics list {log} {closed}"
     result = subprocess.run(["sh", "-c", command], cwd=ROOT, check=False, capture_output=True)
     assert (result.returncode, result.stderr) == (0, b"")
@@ -198,7 +198,7 @@ def test_what_the_output_cannot_tell_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_interrupt_is_no_traceback_and_leaves_nothing(log: Path) -> None:
+def test_an_interrupt_shows_no_traceback_and_leaves_nothing(log: Path) -> None:
     with subprocess.Popen(
         # What a shell runs in its background ignores the signal, and so do its children.
         ["env", "--default-signal=INT", *COMMAND, "append", str(log), "t"],

@@ -114,7 +114,7 @@ def test_what_a_query_will_not_find_is_told(kafkalog: Command, log: Path, tmp_pa
     ]
 
 
-def test_an_open_transaction_is_no_lag_of_a_committed_reader(
+def test_an_open_transaction_is_not_lag_of_a_committed_reader(
     kafkalog: Command, log: Path, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "checkpoint"
@@ -144,7 +144,9 @@ def test_sources_of_other_kinds_are_left_out(kafkalog: Command, log: Path, tmp_p
     ],
     ids=["bytes", "nesting"],
 )
-def test_offsets_that_are_no_text_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_offsets_that_are_not_text_are_refused(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
     batch(tmp_path, 0)
     (tmp_path / "offsets" / "0").write_bytes(content)
 

@@ -102,7 +102,9 @@ def test_a_date_is_its_midnight_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", "expected a moment"),
     ],
 )
-def test_a_moment_that_is_none_or_depends_on_the_machine_is_refused(text: str, reason: str) -> None:
+def test_a_moment_that_is_not_one_or_depends_on_the_machine_is_refused(
+    text: str, reason: str
+) -> None:
     with pytest.raises(InvalidInputError, match=f"^--from-time '{text}': {reason}"):
         epoch_ms(text, now_ms=NOW_MS, option="--from-time")
 

@@ -56,7 +56,7 @@ def test_what_is_read_can_be_appended_again(
     ]
 
 
-def test_bytes_that_are_no_text_are_not_lost(kafkalog: Command, root: Path) -> None:
+def test_bytes_that_are_not_text_are_not_lost(kafkalog: Command, root: Path) -> None:
     record = {"key": "ff00", "value": "80", "headers": [{"key": "h", "value": "fe"}]}
     kafkalog("append", root, "t", "--encoding", "hex", stdin=lines(record))
     refused = kafkalog("read", root, "t", "--json")
@@ -72,7 +72,7 @@ def test_bytes_that_are_no_text_are_not_lost(kafkalog: Command, root: Path) -> N
     "value",
     ['{"n": 1, "tags": ["a", "ä"], "in": {"value": 2}}', "[1,2]", "0.10", "1e400", "true", "{}"],
 )
-def test_a_value_that_is_no_text_is_written_as_the_json_of_its_line(
+def test_a_value_that_is_not_text_is_written_as_the_json_of_its_line(
     kafkalog: Command, root: Path, value: str
 ) -> None:
     line = '{"headers":[{"key":"value","value":"x"}], "value" :\t' + value + ' , "key":"k"}'
@@ -81,7 +81,7 @@ def test_a_value_that_is_no_text_is_written_as_the_json_of_its_line(
     assert (found["key"], found["value"]) == ("k", value)
 
 
-def test_a_key_that_is_no_text_is_written_as_the_json_of_its_line(
+def test_a_key_that_is_not_text_is_written_as_the_json_of_its_line(
     kafkalog: Command, root: Path
 ) -> None:
     line = '{"value":"v","key": {"region": "eu","id":1.0} }'

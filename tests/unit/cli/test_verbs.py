@@ -198,7 +198,7 @@ def test_an_unknown_option_of_a_verb_is_told_with_the_way_to_its_help(
 
 
 @pytest.mark.parametrize("verb", EXAMPLES)
-def test_an_output_of_a_verb_that_is_no_terminal_has_no_colours(
+def test_an_output_of_a_verb_that_is_not_a_terminal_has_no_colours(
     kafkalog: Command, data: Path, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if verb in ENDLESS:

@@ -85,7 +85,7 @@ def test_a_stream_from_the_earliest_offset_of_an_aged_topic_loses_nothing(tmp_pa
     assert [row["offset"] for row in query(tmp_path).drain()] == [4, 5]
 
 
-def test_holes_that_cleaning_leaves_are_no_loss(tmp_path: Path) -> None:
+def test_holes_that_cleaning_leaves_are_not_a_loss(tmp_path: Path) -> None:
     append_to(tmp_path, "t", {0: 4})
     with kafkalog.open(tmp_path) as log:
         log.append("t", [(b"0", b"new"), (b"2", b"new"), (b"9", b"new")])

@@ -248,7 +248,7 @@ def test_topic_level_offsets_suffer_a_topic_that_comes_later(tmp_path: Path) -> 
     assert [row["topic"] for row in streaming.drain()] == ["p-b"]
 
 
-def test_a_topic_deleted_under_a_batch_is_no_failure_where_loss_is_accepted(
+def test_a_topic_deleted_under_a_batch_is_not_a_failure_where_loss_is_accepted(
     tmp_path: Path,
 ) -> None:
     append_to(tmp_path, "t", {0: 10})

@@ -183,7 +183,7 @@ def test_an_empty_topic_is_read_as_empty(two: TwoLogs) -> None:
 
 
 @pytest.mark.parametrize("options", [{"subscribe": "t"}, {"assign": '{"t":[0]}'}])
-def test_where_there_is_no_log_the_load_says_so(options: dict[str, str]) -> None:
+def test_the_load_says_that_there_is_no_log(options: dict[str, str]) -> None:
     with pytest.raises(InvalidInputError, match=r"option path: memory://nobody/nothing: .*no log"):
         KafkaLogDataSource({"path": "memory://nobody/nothing", **options})
 

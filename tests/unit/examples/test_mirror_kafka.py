@@ -145,7 +145,7 @@ def test_other_records_below_the_end_are_refused(tmp_path: Path) -> None:
         mirror_kafka.copy_directory(root.path, ["t"], tmp_path / "log")
 
 
-def test_what_was_cleaned_there_is_no_other_record(tmp_path: Path) -> None:
+def test_what_was_cleaned_is_not_taken_for_another_record(tmp_path: Path) -> None:
     root = BrokerRoot(tmp_path / "broker")
     directory = root.partition("t-0")
     mirror_kafka.copy_directory(root.path, ["t"], tmp_path / "log")

@@ -71,7 +71,7 @@ def test_a_column_without_any_value_deletes_its_keys(place: Place) -> None:
     assert place.log.table("t")["key"].to_pylist() == [b"b"]
 
 
-def test_numbers_are_no_keys(place: Place) -> None:
+def test_numbers_are_not_keys(place: Place) -> None:
     place.topic()
     with pytest.raises(InvalidInputError, match="column 'key' is int64, expected binary or str"):
         place.log.append("t", pa.table({"key": [1], "value": ["1"]}))

@@ -41,7 +41,7 @@ def test_a_deletion_is_gone_once_its_tombstone_is_removed(place: Place) -> None:
     assert gone_to(place.reopen()) == 2
 
 
-def test_a_tombstone_that_a_later_record_replaces_is_no_loss(place: Place) -> None:
+def test_a_tombstone_that_a_later_record_replaces_is_not_a_loss(place: Place) -> None:
     place.topic(delete_retention_ms=0).append(("a", None), ("b", None), ("a", "2"), ("c", "1"))
     force(force(place), NOW_MS + 1)
     assert gone_to(place) == 2

@@ -249,7 +249,7 @@ def test_what_a_task_has_staged_is_named_and_its_commit_brings_the_key_back(plac
     assert is_nowhere(place)
 
 
-def test_what_is_committed_during_the_last_look_is_no_proof(place: Place) -> None:
+def test_what_is_committed_during_the_last_look_is_not_proof(place: Place) -> None:
     staged = fill(place).stage((KEY, "staged"), writer_slug="ab" * 16)
     committed: list[object] = []
 
@@ -264,7 +264,7 @@ def test_what_is_committed_during_the_last_look_is_no_proof(place: Place) -> Non
     assert erasure.after.record_number == place.engine.state().number
 
 
-def test_what_was_staged_and_given_up_is_no_occurrence_any_more(place: Place) -> None:
+def test_what_was_staged_and_given_up_is_not_an_occurrence_any_more(place: Place) -> None:
     staged = fill(place).stage((KEY, "staged"), writer_slug="ab" * 16)
     assert not erased(place).is_erased
     place.engine.abort([staged], now_ms=NOW)
@@ -281,7 +281,7 @@ def test_a_lag_is_named(place: Place) -> None:
     assert is_nowhere(place)
 
 
-def test_what_is_damaged_is_no_proof(place: Place) -> None:
+def test_what_is_damaged_is_not_proof(place: Place) -> None:
     sizes = {name: len(data) for name, data in fill(place).regroup().content().items()}
     name = max(sizes, key=lambda each: sizes[each])
     repair = place.spoil([*sizes].index(name), 100)

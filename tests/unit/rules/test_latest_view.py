@@ -105,7 +105,7 @@ def test_a_reader_with_another_order_gets_obsolete_records_and_tombstones(place:
         assert [offset for each in batches for offset in each["offset"].to_pylist()] == [1, 2, 3]
 
 
-def test_records_without_a_key_are_no_latest_records(place: Place) -> None:
+def test_records_without_a_key_are_not_latest_records(place: Place) -> None:
     place.segments_of({0: [batch(0, [("", "x"), ("a", "y")])]})
     assert latest_column(place.log) == {b"a": 1}
 

@@ -188,7 +188,7 @@ def test_a_log_without_any_micro_batch_of_a_query_refuses_a_later_one(
     assert new.values() == ["c", "d"]
 
 
-def test_micro_batches_without_rows_are_no_gap(stream: Stream) -> None:
+def test_micro_batches_without_rows_are_not_a_gap(stream: Stream) -> None:
     stream.run(0, 1)
     stream.run(1, 2, "a")
     for number in (2, 3, 4):

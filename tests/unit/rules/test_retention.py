@@ -335,7 +335,7 @@ def test_the_thread_looks_at_topics_without_compact_only_at_their_interval(place
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 @pytest.mark.parametrize("deleted_below", [4, 5, 7])
 @pytest.mark.parametrize("is_aborted", [False, True])
-def test_a_transaction_that_lost_its_beginning_is_no_damage(
+def test_a_transaction_that_lost_its_beginning_is_not_damage(
     place: Place, is_aborted: bool, deleted_below: int, rounds: int
 ) -> None:
     log = Written.create(place, policy="compact,delete", retention_ms=-1)

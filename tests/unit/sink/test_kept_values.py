@@ -108,7 +108,7 @@ def test_a_row_that_lacks_a_value_and_replaces_none_is_refused(target: Target) -
     assert target.left_out == [1]
 
 
-def test_rows_that_are_replaced_are_no_rows_before(target: Target) -> None:
+def test_replaced_rows_do_not_count_as_rows_before(target: Target) -> None:
     target.take(0, ("eu", 1, "long", 1, None))
     with pytest.raises(InvalidInputError, match="lacks a large value"):
         target.take(0, ("eu", 1, None, 2, "1000"), query_id="new", is_replacing=True)

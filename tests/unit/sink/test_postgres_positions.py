@@ -146,7 +146,9 @@ def test_a_batch_outlives_a_crash_of_a_server_whose_roles_do_not_wait_for_the_di
 
 
 @pytest.mark.parametrize("setting", ["off", "local", "remote_apply"])
-def test_a_stronger_or_weaker_wait_is_left_unless_it_is_none(postgres: str, setting: str) -> None:
+def test_a_stronger_or_weaker_wait_is_kept_unless_it_waits_for_nothing(
+    postgres: str, setting: str
+) -> None:
     ((path,),) = query(postgres, "SELECT current_setting('search_path')")
     conninfo = make_conninfo(
         postgres, options=f"-c search_path={path} -c synchronous_commit={setting}"

@@ -62,12 +62,12 @@ def test_sources_on_other_partitions_add_up_and_on_the_same_the_lower_offset_cou
         *('{"t":{"a":7}}', '{"t":[7]}', '{"t":{"0":true}}', '{"t":{"0":7},"u":3}'),
     ],
 )
-def test_sources_that_are_no_kafka_logs_are_left_out(other: str) -> None:
+def test_sources_that_are_not_kafka_logs_are_left_out(other: str) -> None:
     assert end_offsets([other]) == {}
     assert end_offsets([other, '{"t":{"0":7}}']) == {"t": {"0": 7}}
 
 
-def test_the_ends_of_sources_that_are_no_kafka_logs_are_told_apart(tmp_path: Path) -> None:
+def test_the_ends_of_sources_that_are_not_kafka_logs_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "offsets").mkdir()
     (tmp_path / "sources" / "1").mkdir(parents=True)
 

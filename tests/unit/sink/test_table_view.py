@@ -275,7 +275,7 @@ def test_a_table_put_back_without_its_position_is_the_views_own(place: Place) ->
     check_owned(PutBack(place.database, "stock"), place.generations)
 
 
-def test_a_position_in_a_topic_that_is_no_more_counts_for_nothing(place: Place) -> None:
+def test_a_position_in_a_deleted_topic_counts_for_nothing(place: Place) -> None:
     place.add_generation("q", 2)
     place.apply("q", 2, 6)
     place.recreate_topic()

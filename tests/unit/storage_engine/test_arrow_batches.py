@@ -98,7 +98,7 @@ def test_any_bound_keeps_rows_and_order(tmp_path: Path, max_bytes: int) -> None:
     assert max_bytes > 1 or all(batch.num_rows == 1 for batch in found)
 
 
-def test_of_no_rows_there_is_no_batch(tmp_path: Path) -> None:
+def test_no_rows_make_no_batch(tmp_path: Path) -> None:
     log_of(tmp_path, [b"x"])
     with DirectoryLog(tmp_path, read_only=True) as engine, engine.snapshot("t", 0) as snapshot:
         assert list(snapshot.read(0, 1, schema=SCHEMA, keys=ChosenKeys([b"k"]))) == []

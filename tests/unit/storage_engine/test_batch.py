@@ -87,7 +87,7 @@ def test_headers_are_iterated_up_to_the_first_incomplete_batch() -> None:
 
 
 @pytest.mark.parametrize("patch", [(8, struct.pack(">i", 48)), (16, b"\x03"), (8, b"\xff")])
-def test_headers_are_iterated_up_to_what_is_no_batch(patch: tuple[int, bytes]) -> None:
+def test_headers_are_iterated_up_to_what_is_not_a_batch(patch: tuple[int, bytes]) -> None:
     wrong = bytearray(BATCH)
     wrong[patch[0] : patch[0] + len(patch[1])] = patch[1]
     assert len(list(b.iterate_headers(BATCH + bytes(wrong) + BATCH))) == 1

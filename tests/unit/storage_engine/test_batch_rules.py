@@ -202,7 +202,7 @@ def test_the_size_of_the_next_batch_is_told_by_its_first_17_bytes() -> None:
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_zstd_is_no_codec_before_v2(tmp_path: Path, magic: int) -> None:
+def test_zstd_is_not_a_codec_before_v2(tmp_path: Path, magic: int) -> None:
     data = message(magic, 0, None, compressed(ZSTD, message(magic, 0, b"k", b"v")), attributes=ZSTD)
     (tmp_path / name(0, ".log")).write_bytes(data)
     state = PartitionState(1, 0, len(data))

@@ -54,7 +54,7 @@ def test_every_partition_of_a_stopped_broker_is_read_to_its_log_end(tmp_path: Pa
         log.describe("u")
 
 
-def test_directories_that_are_no_partitions_are_passed_over(tmp_path: Path) -> None:
+def test_directories_that_are_not_partitions_are_passed_over(tmp_path: Path) -> None:
     root = stopped(tmp_path / "log")
     digits = "0123456789abcdef0123456789abcdef"
     for other in (

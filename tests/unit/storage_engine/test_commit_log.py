@@ -94,7 +94,7 @@ def test_of_many_creators_one_creates_the_log(address: StoreAddress) -> None:
     assert sorted(made) == [False] * 7 + [True]
 
 
-def test_where_there_is_no_log_none_is_opened(address: StoreAddress) -> None:
+def test_nothing_is_opened_without_a_log(address: StoreAddress) -> None:
     with pytest.raises(InvalidInputError, match=r"there is no log .* belongs to the process"):
         CommitLog(ObjectClient(address))
 

@@ -112,7 +112,7 @@ def test_gzip_checks_its_checksum() -> None:
         decompress(GZIP, packed, limit=LIMIT)
 
 
-def test_bare_deflate_is_no_gzip() -> None:
+def test_bare_deflate_is_not_gzip() -> None:
     with pytest.raises(ValueError, match="expected a gzip stream"):
         decompress(GZIP, zlib.compress(b"data"), limit=LIMIT)
 

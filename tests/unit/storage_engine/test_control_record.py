@@ -137,7 +137,7 @@ def test_of_several_records_the_first_one_counts() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_control_record_is_corrupt(data: bytes, words: str) -> None:
+def test_what_is_not_a_control_record_is_corrupt(data: bytes, words: str) -> None:
     with pytest.raises(CorruptBatchError) as caught:
         read(data)
     assert words in str(caught.value)

@@ -126,7 +126,7 @@ def ends(kind: int) -> Work:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [begun_far, aborted_before])
-def test_half_an_entry_of_an_abort_that_died_is_none(
+def test_half_an_entry_of_an_abort_that_died_does_not_count(
     tmp_path: Path, before: Callable[[Path], None]
 ) -> None:
     root, cut = tmp_path / "log", tmp_path / "cut"

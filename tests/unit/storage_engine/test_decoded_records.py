@@ -119,7 +119,7 @@ def test_control_records_of_a_quorum_are_decoded_without_an_option(disk: Path) -
     assert rows[0]["control"]["LeaderChange"]["leaderId"] == 1
 
 
-def test_a_record_of_an_unknown_type_is_named_and_is_no_damage(tmp_path: Path) -> None:
+def test_a_record_of_an_unknown_type_is_named_and_is_not_damage(tmp_path: Path) -> None:
     path = log_of(tmp_path, (struct.pack(">h", 99), b"x"))
     status, lines = dumped(path, "--offsets-decoder")
     assert lines[-1].endswith("key: Unknown record type 99 at offset 0, skipping.")

@@ -70,7 +70,7 @@ def test_a_controllers_directory_is_not_adopted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "wrong", "empty log"])
-def test_metadata_that_is_none_is_refused(tmp_path: Path, kind: str) -> None:
+def test_what_is_not_metadata_is_refused(tmp_path: Path, kind: str) -> None:
     metadata = tmp_path / "metadata"
     if kind != "missing":
         metadata.mkdir()

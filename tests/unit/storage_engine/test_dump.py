@@ -159,7 +159,7 @@ def test_records_that_do_not_decode_are_a_finding(tmp_path: Path) -> None:
     assert findings(path, DEEP) == ["records"]
 
 
-def test_gaps_are_told_and_are_no_damage(log: Path) -> None:
+def test_gaps_are_told_and_are_not_damage(log: Path) -> None:
     (gap,) = of_type(dumped(log, DEEP), "finding")
     assert (gap["kind"], gap["before"], gap["offset"]) == ("gap", 7, 10)
     assert not is_damage(gap)

@@ -40,7 +40,9 @@ def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["file:///log", ["/log", "gs://bucket"], "hdfs://host/log"])
-def test_a_url_is_no_directory(path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_url_is_not_a_directory(
+    path: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidInputError, match="a log directory has no URL"):
         open_log(path)
@@ -225,7 +227,7 @@ def test_a_creation_that_died_and_whose_removal_died_too_is_done_again(tmp_path:
         lambda log: log.delete_records("t", 0, 1.0),
     ],
 )
-def test_what_is_no_whole_number_is_refused(
+def test_what_is_not_a_whole_number_is_refused(
     place: Path | str, act: Callable[[Log], object]
 ) -> None:
     log = open_log(place)
@@ -239,7 +241,7 @@ def test_what_is_no_whole_number_is_refused(
     assert log.topics() == ["t", "u"]
 
 
-def test_one_name_alone_is_no_list_of_columns(place: Path | str) -> None:
+def test_one_name_alone_is_not_a_list_of_columns(place: Path | str) -> None:
     log = open_log(place)
     log.create_topic("t")
     with pytest.raises(InvalidInputError, match="expected several names, found the text 'key'"):

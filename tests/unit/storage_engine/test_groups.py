@@ -225,7 +225,7 @@ def test_a_tombstone_takes_a_position_away_and_a_later_commit_brings_it_back(
     assert offsets(disk_of(tmp_path / "b", [commit(0, *records)])) == {0: 3, 1: 2}
 
 
-def test_a_committed_offset_below_zero_is_no_position(tmp_path: Path) -> None:
+def test_a_committed_offset_below_zero_is_not_a_position(tmp_path: Path) -> None:
     records = [(key(), value(4)), (key(), value(-1)), (key(partition=1), value(2))]
     root = disk_of(tmp_path, [commit(0, *records)])
     for number in range(2):

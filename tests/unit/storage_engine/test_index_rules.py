@@ -64,7 +64,7 @@ def test_an_index_without_entries_has_no_first_and_no_last(tmp_path: Path) -> No
     assert (index.lookup(BASE), time_lookup(times, 100)) == (0, BASE)
 
 
-def test_an_entry_of_the_base_offset_is_no_damage(tmp_path: Path) -> None:
+def test_an_entry_of_the_base_offset_is_not_damage(tmp_path: Path) -> None:
     index = write_offsets(tmp_path, [(BASE, 0)])
     assert [index.lookup(offset) for offset in (BASE, BASE + 1, 10**6)] == [0, 0, 0]
     index = write_offsets(tmp_path, [(BASE, 90), (BASE + 5, 180)])
@@ -72,7 +72,7 @@ def test_an_entry_of_the_base_offset_is_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("relative", [-1, 2**31, 2**40])
-def test_an_offset_below_the_base_or_past_31_bits_is_no_entry(
+def test_an_offset_below_the_base_or_past_31_bits_is_not_an_entry(
     tmp_path: Path, relative: int
 ) -> None:
     if relative > 0:

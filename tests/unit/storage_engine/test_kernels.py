@@ -200,7 +200,7 @@ def test_scanned_headers_are_those_of_the_bytes(
         (16, b"\xff", codes.SCAN_MAGIC),
     ],
 )
-def test_scan_ends_before_what_is_no_batch(position: int, patch: bytes, ending: int) -> None:
+def test_scan_ends_before_what_is_not_a_batch(position: int, patch: bytes, ending: int) -> None:
     good = batch_data([Record(0, 5, b"k", b"v")])
     bad = bytearray(good)
     bad[position : position + len(patch)] = patch

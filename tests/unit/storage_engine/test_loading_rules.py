@@ -308,7 +308,7 @@ def test_a_log_ends_before_a_batch_that_reaches_into_the_next_segment(
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_zeros_of_a_preallocated_file_are_no_batches(tmp_path: Path, is_clean: bool) -> None:
+def test_zeros_of_a_preallocated_file_are_not_batches(tmp_path: Path, is_clean: bool) -> None:
     log = filled(tmp_path, segments=1)
     log.write()
     path = log.path(0, ".log")
@@ -402,7 +402,7 @@ def test_a_live_log_ends_where_it_is_told_to_whatever_batches_are_indexed(
 # --- files ---------------------------------------------------------------------------------------
 
 
-def test_deleted_files_are_no_part_of_the_log(tmp_path: Path) -> None:
+def test_deleted_files_are_not_part_of_the_log(tmp_path: Path) -> None:
     log = filled(tmp_path)
     log.write()
     for suffix in (".log", ".index", ".timeindex"):

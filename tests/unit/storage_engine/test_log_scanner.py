@@ -212,7 +212,7 @@ def test_a_scan_ends_at_the_first_byte_that_is_wrong(
             assert end >= starts[number + 1]
 
 
-def test_a_torn_end_and_zeros_are_no_batches(tmp_path: Path) -> None:
+def test_a_torn_end_and_zeros_are_not_batches(tmp_path: Path) -> None:
     data = joined(BATCHES)
     last = len(joined(BATCHES[:-1]))
     path = tmp_path / "f"

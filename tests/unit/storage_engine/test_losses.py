@@ -374,7 +374,7 @@ SOUND = (
 
 
 @pytest.mark.parametrize("change", SOUND)
-def test_what_a_broker_takes_away_is_no_loss(
+def test_what_a_broker_takes_away_is_not_a_loss(
     root: BrokerRoot, change: Callable[[BrokerRoot], object]
 ) -> None:
     change(root)

@@ -110,7 +110,7 @@ def extents(log: ObjectLog) -> list[tuple[str, Extent]]:
 # --- opening and topics --------------------------------------------------------------------------
 
 
-def test_a_log_is_created_where_there_is_none_unless_it_may_not_be() -> None:
+def test_a_missing_log_is_created_unless_it_may_not_be() -> None:
     address = memory_address()
     for options in ({"read_only": True}, {"create": False}):
         with pytest.raises(InvalidInputError, match="there is no log"):

@@ -180,5 +180,5 @@ def test_a_name_that_obstore_does_not_take_is_said_and_not_tried_again() -> None
     assert "found 'p/data//x'). Delete it, or rename it." in str(fault)
 
 
-def test_digits_of_other_scripts_are_no_numbers() -> None:
+def test_digits_of_other_scripts_are_not_numbers() -> None:
     assert not layout.is_stored_data("data/\N{ARABIC-INDIC DIGIT ONE}/x.mixed")

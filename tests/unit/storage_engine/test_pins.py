@@ -550,7 +550,7 @@ def test_who_never_gets_a_pin_is_told_to_run_the_action_again(
         pinned(engine)
 
 
-def test_a_pin_of_a_later_release_holds_cleaners_and_is_no_moment_to_read(
+def test_a_pin_of_a_later_release_holds_cleaners_and_cannot_be_read_at(
     engine: DirectoryLog,
 ) -> None:
     path = pinned(engine).path

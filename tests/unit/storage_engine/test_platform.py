@@ -142,7 +142,7 @@ class TestARootLockByFlock:
         with lock.exclusive():
             pass
 
-    def test_our_own_lock_is_no_brokers(
+    def test_our_own_lock_is_not_a_brokers(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """On a Mac the question finds locks of `flock` too, which belong to no process."""
@@ -182,7 +182,7 @@ def test_a_mac_names_its_boot_and_its_hardware(monkeypatch: pytest.MonkeyPatch) 
     assert c_library.boot_session() == c_library.host_uuid() == ""
 
 
-def test_a_system_that_is_no_mac_has_no_name_of_a_mac() -> None:
+def test_only_a_mac_has_the_name_of_a_mac() -> None:
     assert c_library.boot_session() == c_library.host_uuid() == ""
 
 

@@ -155,7 +155,7 @@ def test_a_snapshot_with_bytes_after_it_is_corrupt() -> None:
         parse_snapshot(GOLDEN + bytes(46), "p")
 
 
-def test_zeros_are_no_snapshot() -> None:
+def test_zeros_are_not_a_snapshot() -> None:
     for size in (0, 1, 9, 10, 56, 4096):
         with pytest.raises(CorruptLogError):
             parse_snapshot(bytes(size), "p")
@@ -271,7 +271,7 @@ def test_only_files_of_a_snapshots_name_are_snapshots(tmp_path: Path) -> None:
     assert snapshot_offsets(tmp_path) == [5, 20, 42]
 
 
-def test_no_files_are_no_snapshots(tmp_path: Path) -> None:
+def test_without_files_there_are_no_snapshots(tmp_path: Path) -> None:
     assert snapshot_offsets(tmp_path) == []
     assert latest_snapshot(tmp_path, log_start=7, end=100) == Producers(end_offset=7)
 
@@ -373,7 +373,7 @@ def test_of_several_above_the_last_base_the_latest_stays(tmp_path: Path) -> None
     assert snapshot_offsets(tmp_path) == [10, 40]
 
 
-def test_the_snapshot_at_the_end_is_no_stray(tmp_path: Path) -> None:
+def test_the_snapshot_at_the_end_is_not_a_stray(tmp_path: Path) -> None:
     for offset in (10, 20, 30):
         take(tmp_path, offset)
     assert sweep_snapshots(tmp_path, {0, 30}) == 2

@@ -343,7 +343,7 @@ def test_data_outside_the_open_transaction_is_refused_by_brokers_and_replayed_he
     assert producers.entries[P] == ProducerEntry(P, 0, 1, 4, 0, 0, -1, 3)
 
 
-def test_a_producers_control_record_that_is_no_marker_is_refused_by_brokers() -> None:
+def test_a_producers_control_record_that_is_not_a_marker_is_refused_by_brokers() -> None:
     refusal = Producers().refusal(marker(P, 1).header, ControlRecord(2, 0))
     assert refusal is not None
     assert "type 2" in refusal

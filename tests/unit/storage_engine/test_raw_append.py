@@ -218,7 +218,7 @@ def test_what_no_broker_could_load_is_refused(tmp_path: Path) -> None:
     refused(engine, joined(batches), InvalidInputError, "is not transactional, while")
 
 
-def test_a_source_that_is_no_binary_file_is_refused(tmp_path: Path) -> None:
+def test_a_source_that_is_not_a_binary_file_is_refused(tmp_path: Path) -> None:
     engine = LogBuilder(tmp_path).topic(policy="delete").engine
     refused(engine, tmp_path / "none", InvalidInputError, "none: cannot be read: No such file")
     refused(engine, tmp_path, InvalidInputError, "expected a file of record batches")

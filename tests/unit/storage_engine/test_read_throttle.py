@@ -33,7 +33,7 @@ def test_a_read_waits_while_the_limit_is_reached() -> None:
     assert throttle._has_room()
 
 
-def test_as_many_successes_as_the_limit_allow_one_read_more_until_there_is_no_limit() -> None:
+def test_as_many_successes_as_the_limit_allow_one_read_more_until_the_limit_is_gone() -> None:
     throttle = ReadThrottle()
     with throttle.turn() as turn:
         throttle.halve(turn)

@@ -129,7 +129,7 @@ def test_append_takes_headers_as_mapping_pairs_or_as_read(log: KafkaLog, headers
     assert rows(log) == [(b"k", b"v", read, TIME_MS)] * 2
 
 
-def test_no_records_are_no_error(log: KafkaLog) -> None:
+def test_an_append_of_no_records_succeeds(log: KafkaLog) -> None:
     for nothing in ([], (), iter(())):
         assert log.append("t", nothing).rows == 0
 
@@ -201,7 +201,7 @@ def test_dicts_and_tuples_and_a_mixture_are_the_same_records(
         ({"value": "v", "timestamp": 2**63}, "records[1]: timestamp: 9223372036854775808 takes"),
     ],
 )
-def test_what_is_no_record_is_named_and_nothing_of_the_append_is_written(
+def test_what_is_not_a_record_is_named_and_nothing_of_the_append_is_written(
     log: KafkaLog, record: Any, told: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(told)) as fault:
@@ -232,7 +232,7 @@ def test_what_is_no_record_is_named_and_nothing_of_the_append_is_written(
         (7, "found int)"),
     ],
 )
-def test_what_is_no_list_of_records_is_refused_with_the_forms(
+def test_what_is_not_a_list_of_records_is_refused_with_the_forms(
     log: KafkaLog, records: Any, told: str
 ) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(told)) as fault:

@@ -236,14 +236,14 @@ def test_a_batch_with_a_delete_horizon_keeps_its_timestamps() -> None:
     assert read(data)["timestamp"].to_pylist() == [at(5000)]
 
 
-def test_no_timestamp_and_wild_timestamps_are_no_wrap() -> None:
+def test_no_timestamp_and_wild_timestamps_do_not_wrap() -> None:
     edge = 2**63 - 1
     items = [Record(i, ms, b"k", b"v") for i, ms in enumerate([-1, edge, 0])]
     found = read(batch_data(items, base_timestamp=0, max_timestamp=edge))
     assert found["timestamp"].cast(pa.int64()).to_pylist() == [-1000, edge // 1000 * 1000, 0]
 
 
-def test_header_keys_that_are_no_utf8_are_replaced_as_in_java() -> None:
+def test_header_keys_that_are_not_utf8_are_replaced_as_in_java() -> None:
     items = [Record(0, 1, b"k", b"v", [(b"ok", b"1"), (b"\xff\x41", None), (b"ok", b"2")])]
     assert read(batch_data(items))["headers"].to_pylist()[0] == [
         {"key": "ok", "value": b"1"},
@@ -394,7 +394,7 @@ def test_a_truncated_batch_is_not_scanned(cut: int) -> None:
     assert (len(table), position, reason) == (1, len(GOOD), None)
 
 
-def test_what_is_no_batch_is_told_in_words() -> None:
+def test_what_is_not_a_batch_is_told_in_words() -> None:
     for patch, at_, words in ((b"\x03", 16, "magic 3, above 2"), (b"\xff" * 4, 8, "length -1")):
         bad = bytearray(GOOD)
         bad[at_ : at_ + len(patch)] = patch

@@ -313,7 +313,7 @@ def test_topic_ids_of_the_cluster_replace_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic_id", ["", "short", "A" * 22, "é" * 22, TOPIC_ID + "A", "+" * 22])
-def test_what_is_no_topic_id_is_refused(tmp_path: Path, topic_id: str) -> None:
+def test_what_is_not_a_topic_id_is_refused(tmp_path: Path, topic_id: str) -> None:
     root = tmp_path / "log"
     write(root)
     with pytest.raises(InvalidInputError, match="topic id of 22 characters"):
@@ -368,7 +368,7 @@ def test_a_second_release_gives_no_other_ids_or_properties(tmp_path: Path) -> No
         give_back(root, meta_properties=other)
 
 
-def test_properties_that_are_no_brokers_are_refused(tmp_path: Path) -> None:
+def test_properties_that_are_not_a_brokers_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "log"
     write(root)
     (tmp_path / "other").write_text("a=b\n")

@@ -340,7 +340,7 @@ def test_where_the_active_segment_is_lost_a_swap_replaces_the_last_one(tmp_path:
     assert [segment.base_offset for segment in list_segments(tmp_path)] == [0]
 
 
-def test_an_index_without_a_log_is_no_segment(tmp_path: Path) -> None:
+def test_an_index_without_a_log_is_not_a_segment(tmp_path: Path) -> None:
     write_segment(tmp_path, 0, small(0, 3))
     (tmp_path / name(99, ".index")).write_bytes(b"")
     (tmp_path / name(98, ".log.deleted")).write_bytes(b"")

@@ -231,7 +231,7 @@ def test_a_record_says_its_time_and_its_epoch(engine: DirectoryLog) -> None:
     assert engine.offset_for_time("t", 11) == {0: TimeOffset(1, 20, 2), 1: None}
 
 
-def test_what_a_reader_does_not_see_yet_is_none(engine: DirectoryLog) -> None:
+def test_what_a_reader_does_not_see_yet_does_not_count(engine: DirectoryLog) -> None:
     for ms, found in ((30, TimeOffset(3, 30, 3)), (-3, TimeOffset(5, 40, 3))):
         assert engine.offset_for_time("t", ms)[0] is None
         assert engine.offset_for_time("t", ms, isolation_level="read_uncommitted")[0] == found

@@ -67,7 +67,7 @@ def test_read_uncommitted_leaves_out_markers_only(engine: DirectoryLog) -> None:
     assert offsets(engine, read_committed=False) == [0, 1, 2, 3, 4, 7]
 
 
-def test_a_missing_index_has_no_entries_and_a_torn_entry_is_none(tmp_path: Path) -> None:
+def test_a_missing_index_has_no_entries_and_a_torn_entry_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "index"
     assert aborted_transactions(path) == []
     path.write_bytes(aborted_entry(7, 0, 5) + aborted_entry(8, 6, 9)[:-1])
@@ -128,7 +128,7 @@ def table_of(batches: list[tuple[int, int, int, bool]]) -> BatchTable:
     return BatchTable(**columns)
 
 
-def test_a_chunk_full_of_aborts_is_no_square_of_them() -> None:
+def test_a_chunk_full_of_aborts_does_not_cost_their_square() -> None:
     count = 100_000
     entries = AbortedRanges.of([AbortedTransaction(n % 50, n, n) for n in range(count)])
     table = table_of([(n % 50, n, n, True) for n in range(count)])

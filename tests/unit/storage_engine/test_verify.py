@@ -119,7 +119,7 @@ def test_progress_counts_every_byte_of_the_log_files(sound: Path) -> None:
     assert sum(done) == log_size(sound, "table") < log_size(sound)
 
 
-def test_bytes_that_were_never_committed_are_no_finding(root: Path) -> None:
+def test_bytes_that_were_never_committed_are_not_a_finding(root: Path) -> None:
     active = max((root / "history-0").glob("*.log"))
     with active.open("ab") as file:
         file.write(batch(10_000, 3).data[:-1])
@@ -211,7 +211,7 @@ def test_a_batch_beyond_the_next_segment_is_found(tmp_path: Path) -> None:
     assert (found.path.name, found.expected) == (name(0, ".log"), "offsets above 3 and below 10")
 
 
-def test_bytes_that_are_no_batch_end_a_segment(root: Path) -> None:
+def test_bytes_that_are_not_a_batch_end_a_segment(root: Path) -> None:
     path = segment(root)
     size = path.stat().st_size
     with path.open("ab") as file:
@@ -401,7 +401,7 @@ def test_leader_epochs_rise_and_are_those_of_the_batches(root: Path, epochs: str
     assert {found.path.parent for found in damage(root)} == {root / "history-1"}
 
 
-def test_leader_epochs_of_a_commit_that_died_are_no_damage(root: Path) -> None:
+def test_leader_epochs_of_a_commit_that_died_are_not_damage(root: Path) -> None:
     (root / "history-1" / "leader-epoch-checkpoint").write_text("0\n3\n0 0\n9 9999\n7 10000\n")
     assert damage(root) == []
 

@@ -181,7 +181,7 @@ def test_a_schema_whose_reference_is_missing_is_not_said_to_be_missing_itself(
         answers.registry().schema(7)
 
 
-def test_a_schema_that_is_none_is_named(answers: Answers) -> None:
+def test_what_is_not_a_schema_is_named(answers: Answers) -> None:
     answers.by_path["/subjects/a/versions/1"] = (
         200,
         {"subject": "a", "version": 1, "id": 8, "schema": "nonsense"},

@@ -198,7 +198,7 @@ def test_records_that_are_not_a_registrys_are_counted_where_something_is_missing
     assert registry.schema(3).text == V1
 
 
-def test_a_text_that_is_no_schema_is_named(tmp_path: Path) -> None:
+def test_a_text_that_is_not_a_schema_is_named(tmp_path: Path) -> None:
     registry = registry_of(
         tmp_path,
         topic.schema("money", 1, 1, MONEY),

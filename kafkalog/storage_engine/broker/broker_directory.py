@@ -25,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -110,13 +111,14 @@ class BrokerDirectories:
             roots = ",".join(map(str, self.roots))
             raise InvalidInputError(
                 f"{roots}: directories of several brokers are only read. To write, copy them to a "
-                f"new log: kafkalog copy {roots} NEW"
+                f"new log: kafkalog copy {shlex.quote(roots)} NEW"
             )
         what, first = "a Kafka broker's log directory", ", stop the broker and run"
         if root in self.copies:
             what, first = "a copy of a broker's partitions", " run"
         raise InvalidInputError(
-            f"{root}: {what} is only read; to write to it{first}: kafkalog adopt {root}"
+            f"{root}: {what} is only read; to write to it{first}: "
+            f"kafkalog adopt {shlex.quote(str(root))}"
         )
 
     def published(self) -> State:

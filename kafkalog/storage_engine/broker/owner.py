@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -74,7 +75,7 @@ def note_copies(found: BrokerDirectories) -> None:
                 root,
                 layout.META_PROPERTIES,
                 layout.COMMIT,
-                root,
+                shlex.quote(str(root)),
             )
 
 

@@ -31,7 +31,7 @@ def collected(frame: DataFrame) -> list[Row]:
     return rows
 
 
-def messages_from_socket(address: Any, jvm: Any) -> list[Any]:
+def messages_from_socket(address: Any, gateway: Any) -> list[Any]:
     """Return the messages, undecoded, that a thread of the JVM sends over a socket.
 
     `address` comes from `PythonRDD.runJob`: a port, a secret and Spark's `SocketAuthServer`. The
@@ -46,5 +46,10 @@ def messages_from_socket(address: Any, jvm: Any) -> list[Any]:
     with found if hasattr(found, "__exit__") else contextlib.nullcontext(found) as stream:
         messages = list(stream)
     _, _, sender = address
-    sender.getResult(jvm.scala.concurrent.duration.Duration.apply(f"{_SENDER_SECONDS}s"))
+    limit = gateway.jvm.scala.concurrent.duration.Duration.apply(f"{_SENDER_SECONDS}s")
+    try:
+        sender.getResult(limit)
+    finally:
+        # py4j's object is in a cycle once it is called, and the JVM would keep the messages.
+        gateway.detach(sender)
     return messages

@@ -75,7 +75,7 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
         # `context.runJob` would send each message through a Python worker.
         found = jvm.PythonRDD.runJob(context._jsc.sc(), messages, list(parts))
-        return messages_from_socket(found, jvm)
+        return messages_from_socket(found, context._gateway)
 
     with ThreadPoolExecutor(1) as beside:
         numbers = range(messages.getNumPartitions())

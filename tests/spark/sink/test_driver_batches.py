@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import time
@@ -53,11 +54,15 @@ def test_a_portion_that_was_used_is_not_kept(spark: Any, tmp_path: Path) -> None
             elif len(rows) == PARTS:
                 used.append(at_rest(runtime, used[0] + PARTS * ROW_SIZE // 2))
 
-    finish(
-        changes(spark, tmp_path / "source")
-        .writeStream.foreachBatch(take)
-        .option("checkpointLocation", str(tmp_path / "checkpoint"))
-    )
+    gc.disable()  # nothing may wait for Python's collector of cycles
+    try:
+        finish(
+            changes(spark, tmp_path / "source")
+            .writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
+    finally:
+        gc.enable()
     assert sorted(rows) == list(range(PARTS))
     # Kept, they would be PARTS - 3 rows; what else the JVM comes to hold is far less.
     assert used[1] - used[0] < PARTS * ROW_SIZE / 2, used
@@ -73,10 +78,10 @@ def test_rows_that_the_jvm_fails_to_send_are_an_error(spark: Any) -> None:
         scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(items.iterator())
         address = jvm.PythonRDD.serveIterator(scala, "rows")
         if len(sent) == 2:
-            assert messages_from_socket(address, jvm) == sent
+            assert messages_from_socket(address, spark.sparkContext._gateway) == sent
         else:
             with pytest.raises(Exception, match="Unexpected element type"):
-                messages_from_socket(address, jvm)
+                messages_from_socket(address, spark.sparkContext._gateway)
 
 
 DYING = """

@@ -27,7 +27,8 @@ def collected(frame: DataFrame) -> list[Row]:
     """Return the rows of a frame; raise py4j's error if the JVM died while it sent them."""
     rows = frame.collect()
     if not is_connect(frame):
-        frame.sparkSession.sparkContext._jvm.java.lang.System.nanoTime()  # type: ignore[union-attr]
+        jvm: Any = frame.sparkSession.sparkContext._jvm
+        jvm.java.lang.System.nanoTime()  # any call will do: it fails without a JVM
     return rows
 
 

@@ -34,7 +34,7 @@ _LOCAL_HOSTS: Final = ("", "localhost")
 
 @contextlib.contextmanager
 def looking() -> Iterator[None]:
-    """Raise a StorageError when a path may not even be looked up."""
+    """Raise a StorageError when a path cannot even be looked up; one that is missing can be."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):

@@ -44,16 +44,17 @@ class RowField:
 class ChangeRows:
     """The row of a record, as expressions.
 
-    `document` is null for a tombstone. `op` is null for a row that is in no event, `has_after` is
-    whether the event has a row after the change, and `is_marked_deleted` whether a row that is in
-    no event is gone.
+    `document` is null for a tombstone. `op` is null for a row that is in no event, and `has_after`
+    is whether the event has a row after the change. `marked_op` and `marked_deleted` are the text
+    of `__op` and `__deleted`, which a row that is in no event may have.
     """
 
     document: Column
     fields: Sequence[RowField]
     op: Column
     has_after: Column
-    is_marked_deleted: Column
+    marked_op: Column
+    marked_deleted: Column
     placeholder: bytes
     added: dict[str, Column] = field(default_factory=dict)
     unavailable_column: str | None = None
@@ -111,7 +112,9 @@ class ChangeRows:
     def _is_deleted(self) -> Column:
         from pyspark.sql import functions as F
 
-        return F.when(self.op.isNotNull(), self.op == "d").otherwise(self.is_marked_deleted)
+        is_deletion = F.when(self.op.isNull(), F.lower(self.marked_deleted) == "true")
+        is_deletion |= F.coalesce(self.op, self.marked_op) == "d"
+        return F.coalesce(is_deletion, F.lit(False))
 
     def _fault_of_event(self, fields: Sequence[RowField]) -> Column:
         """Return why a document says nothing of one row; null if it does."""
@@ -120,15 +123,21 @@ class ChangeRows:
         is_nothing = F.lit(True)
         for each in fields:
             is_nothing &= each.written.isNull()
+        op = F.coalesce(self.op, self.marked_op)
+        is_marked = self.op.isNull() & ~F.lower(self.marked_deleted).isin("true", "false")
         return (
             F.when(
-                self.op == "t",
+                op == "t",
                 "the table was truncated (op t), and no key says which rows are gone. Delete all "
                 "of them, or let the connector leave truncations out (skipped.operations)",
             )
             .when(
-                ~self.op.isin(*_OPERATIONS),
-                F.format_string("op %s changes no row (expected r, c, u or d)", self.op),
+                ~op.isin(*_OPERATIONS),
+                F.format_string("op %s changes no row (expected r, c, u or d)", op),
+            )
+            .when(
+                is_marked,
+                F.format_string("__deleted is %s (expected true or false)", self.marked_deleted),
             )
             .when(
                 (self.op != "d") & ~self.has_after,

@@ -42,7 +42,7 @@ _DATE: Final = f"{_DAY}(Z|[+]00:?00)?$"
 _LOCAL: Final = f"{_DAY}{_CLOCK}(Z|[+]00:?00)?$"
 _ZONED: Final = f"{_DAY}{_CLOCK}(Z|[-+][0-9]{{2}}:?[0-9]{{2}})$"
 _DAYS: Final = (-719162, 2932896)
-MICROSECONDS: Final = (-62135596800000000, 253402300799999999)
+_MICROSECONDS: Final = (-62135596800000000, 253402300799999999)
 """The years 1 to 9999, which Spark's types have."""
 _WIDE: Final = "decimal(38,0)"
 
@@ -145,11 +145,19 @@ def from_avro(value: Column, kind: DataType, name: str) -> Conversion:
         return _moment(value, is_local=name.endswith("IsoTimestamp"))
     if name == f"{DEBEZIUM}time.IsoDate":
         return _iso_date(value)
-    if isinstance(kind, T.DateType):
-        return F.when(F.datediff(value, F.lit("1970-01-01").cast("date")).between(*_DAYS), value)
-    if isinstance(kind, T.TimestampType):
-        return F.when(F.unix_micros(value).between(*MICROSECONDS), value)
+    if isinstance(kind, (T.DateType, T.TimestampType)):
+        return F.when(is_in_years(value, kind), value)
     return value
+
+
+def is_in_years(value: Column, kind: DataType) -> Column:
+    """Return whether a date or a moment is in the years 1 to 9999, which all targets have."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import TimestampType
+
+    if isinstance(kind, TimestampType):  # in UTC, whatever the session's time zone
+        return F.unix_micros(value).between(*_MICROSECONDS)
+    return F.year(value).between(1, 9999)
 
 
 def _date(days: Column) -> Column:
@@ -170,7 +178,7 @@ def _microseconds(number: Column, name: Column) -> Column:
     """Return a number in the unit of a type as microseconds; null if Spark has no such moment."""
     from pyspark.sql import functions as F
 
-    least, most = MICROSECONDS
+    least, most = _MICROSECONDS
     thousandth = number.cast("decimal(20,0)") * F.lit("0.001").cast("decimal(3,3)")
     millis = F.when(number.between(least // 1000, most // 1000), number * 1000)
     return (

@@ -44,7 +44,8 @@ _LONGS: Final = frozenset(
 """Fields of an event that are numbers; the others are text. Oracle's `txId` is text."""
 _EVENT: Final = "kl_event"
 _DELETED: Final = "__deleted"
-_OP: Final = "__op"
+_MARKS: Final[tuple[str, ...]] = ("__op", _DELETED)
+"""What a row in no event says of itself."""
 _FIELD: Final = "field string, name string, type string, parameters map<string,string>"
 _SCHEMA: Final = f"fields array<struct<{_FIELD}, fields array<struct<{_FIELD}>>>>"
 """What is read of the schema that Connect's JsonConverter puts next to a payload."""
@@ -58,7 +59,8 @@ class Debezium:
     not; a row may be in an event, or be unwrapped by ExtractNewRecordState. Each record is taken as
     what it is. Inserts, updates and reads of a snapshot (`c`, `u`, `r`) give the row after the
     change. A deletion (`d`, `__deleted`, a tombstone) gives none. A truncation (`t`) is a bad
-    record, because no key says which rows are gone. All else that changes no row is bad too.
+    record, because no key says which rows are gone. All else that changes no row is bad too. The
+    `__op` of an unwrapped row counts as the `op` of an event.
 
     In JSON a field's type in Connect is in the event's `schema`, where it has one. Else a COMMENT
     of the column says it: `at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp'`; for
@@ -121,7 +123,7 @@ class Debezium:
             event = [StructField("op", StringType()), StructField("after", StructType(fields))]
             event += self._event_fields()
             taken = {each.name for each in event} | _OF_EVENT
-            marks = [_OP, _DELETED, *map(_added_name, self.add_fields)]
+            marks = [*_MARKS, *map(_added_name, self.add_fields)]
             marks = [each for each in dict.fromkeys(marks) if each not in row.fieldNames()]
             body = [*event, *[each for each in fields if each.name not in taken]]
             body += [StructField(each, _kind_of_added(each)) for each in marks]
@@ -160,13 +162,12 @@ class Debezium:
             inside = F.when(op.isNotNull(), _in_event(event, given))
             added[_added_name(given)] = inside.otherwise(event[_added_name(given)])
         df = with_reason(df, _hidden(row, F.col(text), op))
-        marks: dict[str, Column] = {_DELETED: event[_DELETED], _OP: event[_OP]}
         rows = self._rows(
             event,
             fields,
             op=op,
             has_after=after.isNotNull(),
-            is_deleted=_is_deleted(marks),
+            marks={name: event[name] for name in _MARKS},
             added=added,
             foreign=_foreign(row, F.col(text), op),
         )
@@ -193,7 +194,6 @@ class Debezium:
             fields,
             op=_nothing(),
             has_after=no,
-            is_deleted=no,
             is_key=True,
             foreign=_foreign(row, F.col(text), None),
         )
@@ -227,19 +227,13 @@ class Debezium:
                 fields,
                 op=document["op"],
                 has_after=after.isNotNull(),
-                is_deleted=no,
                 added=added,
             )
             return rows.applied(df, column)
         of_row = {name: node for name, node in of_event.items() if name != _DELETED}
         fields = _avro_row(document, of_row, decoded)
-        marks: dict[str, Column] = {}
-        for name in (_DELETED, _OP):
-            if name in of_event:
-                marks[name] = document[name]
-        rows = self._rows(
-            document, fields, op=_nothing(), has_after=no, is_deleted=_is_deleted(marks)
-        )
+        marks = {name: document[name] for name in _MARKS if name in of_event}
+        rows = self._rows(document, fields, op=_nothing(), has_after=no, marks=marks)
         return rows.applied(df, column)
 
     def avro_keys(self, df: DataFrame, reader: Any, column: str = "key") -> DataFrame:
@@ -250,7 +244,7 @@ class Debezium:
         document, no = F.col(column), F.lit(False)
         decoded: Any = df.schema[column].dataType
         fields = _avro_row(document, _avro_key(kind), decoded)
-        rows = self._rows(document, fields, op=_nothing(), has_after=no, is_deleted=no, is_key=True)
+        rows = self._rows(document, fields, op=_nothing(), has_after=no, is_key=True)
         return rows.applied(df, column)
 
     def _rows(
@@ -260,7 +254,7 @@ class Debezium:
         *,
         op: Column,
         has_after: Column,
-        is_deleted: Column,
+        marks: Mapping[str, Column] | None = None,
         added: Mapping[str, Column] | None = None,
         is_key: bool = False,
         foreign: Column | None = None,
@@ -268,12 +262,16 @@ class Debezium:
         content = self.placeholder.encode()
         if self.placeholder.startswith("hex:"):
             content = bytes.fromhex(self.placeholder.removeprefix("hex:"))
+        marked_op, marked_deleted = (
+            (marks or {}).get(name, _nothing()).cast("string") for name in _MARKS
+        )
         return ChangeRows(
             document,
             fields,
             op,
             has_after,
-            is_deleted,
+            marked_op,
+            marked_deleted,
             content,
             dict(added or {}),
             None if is_key else self.unavailable_column,
@@ -497,17 +495,6 @@ def _avro_row(body: Column, nodes: Mapping[str, Any], decoded: Any) -> list[RowF
 
 def _avro_field(name: str, written: Column, kind: DataType, meaning: str) -> RowField:
     return RowField(name, written, kind, lambda value, _: from_avro(value, kind, meaning))
-
-
-def _is_deleted(marks: Mapping[str, Column]) -> Column:
-    """Return whether the fields `__deleted` and `__op` of an unwrapped row say that it is gone."""
-    from pyspark.sql import functions as F
-
-    found = F.lit(False)
-    for name, mark in marks.items():
-        is_set = F.lower(mark.cast("string")) == ("true" if name == _DELETED else "d")
-        found |= F.coalesce(is_set, F.lit(False))
-    return found
 
 
 def _in_event(event: Column, given: str) -> Column:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.storage_engine.format.whole_number import whole_number
-from kafkalog.values.connect_types import MICROSECONDS
+from kafkalog.values.connect_types import is_in_years
 from kafkalog.values.spark_sql import quoted
 
 if TYPE_CHECKING:
@@ -70,12 +70,9 @@ def lacks_version(name: str, kind: DataType) -> Column:
 
     version = F.col(quoted(name))
     reason = F.when(version.isNull(), f"its version {name} is null")
-    if kind.typeName() == "timestamp":  # in UTC, whatever the session's time zone
-        is_told = F.unix_micros(version).between(*MICROSECONDS)
-    elif kind.typeName() in {"date", "timestamp_ntz"}:
-        is_told = F.year(version).between(1, 9999)
-    else:
+    if kind.typeName() not in {"date", "timestamp", "timestamp_ntz"}:
         return reason
+    is_told = is_in_years(version, kind)
     return reason.when(~is_told, f"its version {name} is not in the years 1 to 9999")
 
 

@@ -211,3 +211,44 @@ def test_framed_values_are_what_confluents_deserializers_say_also_from_a_dead_di
                 registry.latest("gone-value")
         finally:
             kafka.start()
+
+
+def test_ids_of_deleted_versions_are_known_as_long_as_the_registry_knows_them(
+    schema_registry: SchemaRegistryServer,
+) -> None:
+    client = SchemaRegistryClient({"url": schema_registry.url})
+
+    def schema(fields: int) -> Schema:
+        named = [{"name": f"f{n}", "type": "int", "default": 0} for n in range(fields)]
+        return Schema(orders.text({"type": "record", "name": "Row", "fields": named}), "AVRO")
+
+    ids = [client.register_schema(SUBJECT, schema(fields)) for fields in (1, 2, 3)]
+    assert client.register_schema("other-value", schema(2)) == ids[1]
+
+    def known() -> list[int]:
+        """Return the ids that a registry has which was asked for none before."""
+        registry = kafkalog.SchemaRegistry(schema_registry.url)
+        found = []
+        for number in ids:
+            try:
+                registry.schema(number)
+            except SchemaNotFoundError as fault:
+                assert f"no schema of the id {number}" in str(fault)
+            else:
+                found.append(number)
+        return found
+
+    client.delete_version(SUBJECT, 3)
+    assert known() == ids
+    registry = kafkalog.SchemaRegistry(schema_registry.url)
+    assert [version.id for version in registry.versions(SUBJECT)] == ids
+    assert registry.latest(SUBJECT).id == ids[1]
+    client.delete_version(SUBJECT, 3, permanent=True)
+    assert known() == ids[:2]
+    client.delete_subject(SUBJECT)
+    assert known() == ids[:2]
+    client.delete_subject(SUBJECT, permanent=True)
+    assert known() == [ids[1]]  # as that of the other subject
+    for missing in (registry.latest, registry.versions):
+        with pytest.raises(SchemaNotFoundError):
+            missing(SUBJECT)

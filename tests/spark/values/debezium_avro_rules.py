@@ -205,10 +205,12 @@ def test_a_table_leaves_out_what_an_event_deletes(spark: Any, tmp_path: Path) ->
 
 def test_an_unwrapped_row_may_be_marked_as_deleted(spark: Any) -> None:
     mark = {"name": "__deleted", "type": ["null", "string"], "default": None}
-    schema = ROW | {"fields": [*ROW["fields"], mark]}  # type: ignore[misc]
-    rows = [ANN | {"__deleted": "false"}, ANN | {"__deleted": "true"}]
-    found = decoded(spark, schema, *rows)
-    assert [(each["id"], each["bad"]) for each in found] == [(1, None), (None, None)]
+    op = {"name": "__op", "type": "string", "default": "u"}
+    schema = ROW | {"fields": [*ROW["fields"], mark, op]}  # type: ignore[misc]
+    marks = [{"__deleted": "false"}, {"__deleted": "true"}, {"__op": "t"}, {"__deleted": "1"}]
+    found = decoded(spark, schema, *[ANN | {"__op": "u"} | each for each in marks])
+    assert [each["id"] for each in found] == [1, None, None, None]
+    assert [each["bad"] is None for each in found] == [True, True, False, False]
     assert "__deleted" not in found[0]
 
 

@@ -227,7 +227,7 @@ class ObjectClient:
             raise CorruptLogError(self._place(name), WHOLE_SIZE_MAX, expected, f"{size}")
 
     def pieces(self, name: str, size: int) -> Iterator[memoryview]:
-        """Yield a whole object of `size` bytes, some 100 KiB at a time, by one request.
+        """Yield a whole object of `size` bytes, some 400 KiB at a time, by one request.
 
         A piece is gone once the next one is asked for, so a thread holds one. Raises StorageError,
         and CorruptLogError for an object of another size.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["INTERPRETED", "make_spark_home", "quick_session"]
+__all__ = ["INTERPRETED", "make_spark_home", "quick_session", "remember_names"]
 
 INTERPRETED: Final = {
     "spark.sql.codegen.wholeStage": "false",
@@ -36,6 +36,7 @@ def quick_session(scratch: Path, settings: Mapping[str, str]) -> Any:
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_HOME"] = str(make_spark_home(scratch / "home"))
+    remember_names()
     builder = SparkSession.builder.master("local[2]")
     for name, value in {
         **INTERPRETED,
@@ -54,3 +55,26 @@ def quick_session(scratch: Path, settings: Mapping[str, str]) -> Any:
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session
+
+
+def remember_names() -> None:
+    """Let py4j ask Java once for each name.
+
+    For each part of `org.apache.spark`, and for each imported name, Java looks into all jars.
+    """
+    from py4j.java_gateway import JavaClass, JavaPackage, JVMView
+
+    for kind in (JVMView, JavaPackage):
+        kind.__getattr__ = _remembered(kind.__getattr__, (JavaClass, JavaPackage))
+
+
+def _remembered(
+    ask: Callable[[Any, str], Any], kept: tuple[type, ...]
+) -> Callable[[Any, str], Any]:
+    def found(place: Any, name: str) -> Any:
+        answer = ask(place, name)
+        if isinstance(answer, kept):
+            place.__dict__[name] = answer
+        return answer
+
+    return found

@@ -25,10 +25,14 @@ SPARK: Final = ROOT / ".venv" / "spark.jsa"
 BROKER: Final = ROOT / ".peers" / "broker.jsa"
 QUICK_JVM: Final = (
     "-XX:TieredStopAtLevel=1",
+    "-XX:ReservedCodeCacheSize=240m",
+    "-XX:MetaspaceSize=256m",
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
 )
 """No JVM of a test runs long enough to gain from the second compiler, which takes half a processor.
+The first alone has 48 MB for its code; the plans of Delta Lake need more, and would be compiled
+again and again.
 The verifier takes a second of each start."""
 _QUIET: Final = ("-Xlog:cds=off", "-Xlog:cds+dynamic=off", "-Xlog:class+path=off")
 """What does not fit goes to the standard output otherwise."""

@@ -144,13 +144,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield one Spark session for the whole run: two task slots, retries allowed, no web server."""
     from pyspark.sql import SparkSession
 
-    from tests.spark_home import make_spark_home
+    from tests.spark_home import INTERPRETED, make_spark_home, remember_names
 
     scratch = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_HOME"] = str(make_spark_home(scratch / "home"))
+    remember_names()
+    builder = SparkSession.builder.master("local[2,2]")
+    for name, value in INTERPRETED.items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.builder.master("local[2,2]")
-        .appName("kafkalog-tests")
+        builder.appName("kafkalog-tests")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")

@@ -30,11 +30,6 @@ CHOSEN = [
     "values/debezium_avro_rules.py::test_fields_of_the_event_become_columns_on_request",
 ]
 """The rules of Delta Lake and those of Avro begin a session of their own."""
-SETTINGS = {
-    # Compilers take longer than these rows do without them.
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
 PATIENCE_S = 1200
 
 
@@ -47,7 +42,7 @@ def faults(
     spark_peers.require(release)
     scratch = tmp_path_factory.mktemp("release")
     jars = spark_peers.jars(release)
-    settings = {**SETTINGS, **settings_of(jars)}
+    settings = settings_of(jars)
     (scratch / "spark-defaults.conf").write_text(
         "".join(f"{name} {value}\n" for name, value in settings.items())
     )

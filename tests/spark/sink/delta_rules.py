@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +27,7 @@ from tests.spark.sink.test_spark_foreach_batch import forget_commit
 from tests.spark.sink.test_spark_upsert import Change, frame_of
 from tests.spark.sink.test_spark_writes import finish
 from tests.spark.sink.version_histories import SELECT, Event, drawn, in_order, take
+from tests.spark_home import quick_session
 
 PATIENCE_S = 120
 SETTINGS = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata")
@@ -36,25 +35,7 @@ SETTINGS = ("write.txnAppId", "write.txnVersion", "commitInfo.userMetadata")
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    scratch = tmp_path_factory.mktemp("spark")
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in delta_spark.settings().items():
-        builder = builder.config(name, value)
-    session = (
-        builder.config("spark.sql.shuffle.partitions", "1")
-        # Compilers take longer than these rows do without them.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    session = quick_session(tmp_path_factory.mktemp("spark"), delta_spark.settings())
     yield session
     session.stop()
 

@@ -16,21 +16,14 @@ import kafkalog
 from kafkalog.errors import InvalidInputError
 from tests.log_place import log_in
 from tests.spark.sink.test_spark_writes import error_of
+from tests.spark_home import quick_session
 
 
 @pytest.fixture(scope="module")
-def avro() -> Iterator[Any]:
+def avro(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield a session that has Spark's Avro package."""
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.jars", os.environ["KAFKALOG_AVRO_JAR"])
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    jar = {"spark.jars": os.environ["KAFKALOG_AVRO_JAR"]}
+    session = quick_session(tmp_path_factory.mktemp("spark"), jar)
     yield session
     session.stop()
 

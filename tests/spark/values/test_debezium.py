@@ -22,15 +22,6 @@ ANN = {"id": 1, "name": "Ann", "tags": ["a"], "photo": types.b64(b"p"), "balance
 PLACEHOLDER = "__debezium_unavailable_value"
 
 
-@pytest.fixture(scope="module")
-def session(spark: Any) -> Any:
-    """Return a session that compiles no plan: it takes longer than these rows do without."""
-    own = spark.newSession()
-    own.conf.set("spark.sql.codegen.wholeStage", "false")
-    own.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-    return own
-
-
 def event(op: str, after: Any, **more: Any) -> dict[str, Any]:
     return {"before": None, "after": after, "source": SOURCE, "op": op, "ts_ms": 7, **more}
 
@@ -57,7 +48,7 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("told", ["by comments", "by the event's schema"])
 @pytest.mark.parametrize("table", ["POSTGRES", "MYSQL"])
 def test_every_documented_type_has_its_value_in_each_form(
-    session: Any, table: str, told: str
+    spark: Any, table: str, told: str
 ) -> None:
     documented: list[types.Documented] = getattr(types, table)
     row, schema = types.row_of(documented), types.schema_of(documented)
@@ -72,7 +63,7 @@ def test_every_documented_type_has_its_value_in_each_form(
         ]
     ddl = types.ddl(documented, with_comments=told == "by comments")
     expected = {each.database: each.expected for each in documented}
-    for found in rows_of(session, ddl, *documents):
+    for found in rows_of(spark, ddl, *documents):
         assert found.pop("bad") is None
         values = dict(zip(expected, found.values(), strict=True))
         for each in documented:
@@ -81,7 +72,7 @@ def test_every_documented_type_has_its_value_in_each_form(
         assert values == expected
 
 
-def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) -> None:
+def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(spark: Any) -> None:
     ann = {"id": 1, "name": "Ann", "tags": ["a"], "photo": b"p", "balance": types.Decimal("1.25")}
     nothing = dict.fromkeys(ann)
     cases: list[tuple[Any, Any, str | None]] = [
@@ -110,7 +101,7 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) ->
         (event("c", ANN | {"balance": "!"}), nothing, "the field balance does not fit its column"),
         (event("c", ANN | {"id": "x"}), nothing, "the value is not a JSON document"),
     ]
-    found = rows_of(session, ROW, *[document for document, _, _ in cases])
+    found = rows_of(spark, ROW, *[document for document, _, _ in cases])
     for (document, row, reason), each in zip(cases, found, strict=True):
         bad = each.pop("bad")
         assert (each, bad is None) == (row, reason is None), (document, bad)
@@ -119,11 +110,11 @@ def test_an_event_gives_the_row_after_it_a_deletion_or_a_reason(session: Any) ->
 
 @pytest.mark.parametrize("name", ["schema", "source", "transaction", "after", "payload", "op"])
 def test_a_column_with_the_name_of_an_events_field_is_never_null_without_a_reason(
-    session: Any, name: str
+    spark: Any, name: str
 ) -> None:
     row = {"id": 1, name: "x"}
     documents = [event("c", row), {"payload": event("c", row)}, row, {"payload": row}, {"id": 2}]
-    *wrapped, bare, unwrapped, without = rows_of(session, f"id int, {name} string", *documents)
+    *wrapped, bare, unwrapped, without = rows_of(spark, f"id int, {name} string", *documents)
     assert wrapped == [{**row, "bad": None}] * 2
     assert bare["bad"]
     assert unwrapped["bad"]
@@ -158,23 +149,23 @@ READINGS: list[tuple[str, Any, Any]] = [
 """What is declared of a column, a value, and what it is taken for; None if its record is bad."""
 
 
-def test_nothing_is_cut_rounded_or_taken_for_another_value(session: Any) -> None:
+def test_nothing_is_cut_rounded_or_taken_for_another_value(spark: Any) -> None:
     row = ", ".join(f"c{n} {column}" for n, (column, _, _) in enumerate(READINGS))
     documents = [event("c", {f"c{n}": value}) for n, (_, value, _) in enumerate(READINGS)]
-    found = rows_of(session, row, *documents)
+    found = rows_of(spark, row, *documents)
     for n, (each, (column, value, expected)) in enumerate(zip(found, READINGS, strict=True)):
         is_bad = expected is None and value is not None
         assert (plain(each[f"c{n}"]), each["bad"] is not None) == (expected, is_bad), (column, each)
 
 
-def test_the_events_schema_counts_more_than_a_comment(session: Any) -> None:
+def test_the_events_schema_counts_more_than_a_comment(spark: Any) -> None:
     row = f"""at timestamp_ntz COMMENT 'io.debezium.time.MicroTimestamp',
         n decimal(10,0) COMMENT '{DECIMAL}', b binary COMMENT 'hex'"""
     millis = {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"}
     text, bare = {"field": "n", "type": "string"}, {"field": "b", "type": "bytes"}
     second = {"field": "at", "type": "int64"}
     found = rows_of(
-        session,
+        spark,
         row,
         {"at": 1000000, "n": "BOI=", "b": "00ff"},
         {"schema": {"fields": [millis, text, bare]}, "payload": {"at": 1000, "n": "1250",
@@ -187,15 +178,13 @@ def test_the_events_schema_counts_more_than_a_comment(session: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["array<timestamp>", "struct<n decimal(5,2)>"])
-def test_a_value_inside_of_another_that_would_be_guessed_is_refused(
-    session: Any, kind: str
-) -> None:
+def test_a_value_inside_of_another_that_would_be_guessed_is_refused(spark: Any, kind: str) -> None:
     with pytest.raises(InvalidInputError, match="the column a has a "):
-        rows_of(session, f"a {kind}", event("c", {"a": None}))
+        rows_of(spark, f"a {kind}", event("c", {"a": None}))
 
 
 def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
-    session: Any,
+    spark: Any,
 ) -> None:
     documents = [event("c", {"n": text}) for text in ("1250", "125", "12.50", "fQ==")]
     for comment, expected in {
@@ -203,46 +192,46 @@ def test_a_number_that_may_be_text_or_bytes_is_bad_unless_its_column_says_which(
         "COMMENT 'string'": [1250, 125, None, None],
         "COMMENT 'org.apache.kafka.connect.data.Decimal'": [-2658700, None, None, 125],
     }.items():
-        found = rows_of(session, f"n decimal(10,0) {comment}", *documents)
+        found = rows_of(spark, f"n decimal(10,0) {comment}", *documents)
         values = [None if each["n"] is None else int(each["n"]) for each in found]
         assert values == expected, comment
         assert [each["bad"] is None for each in found] == [n is not None for n in expected]
 
 
-def test_a_value_that_the_database_did_not_give_makes_the_record_bad(session: Any) -> None:
+def test_a_value_that_the_database_did_not_give_makes_the_record_bad(spark: Any) -> None:
     placeholders = {
         "name": PLACEHOLDER,
         "tags": [PLACEHOLDER],
         "photo": types.b64(PLACEHOLDER.encode()),
     }
     documents = [event("u", ANN | {name: text}) for name, text in placeholders.items()]
-    found = rows_of(session, ROW, *documents, event("d", None), ANN | {"name": PLACEHOLDER})
+    found = rows_of(spark, ROW, *documents, event("d", None), ANN | {"name": PLACEHOLDER})
     assert [each["id"] for each in found] == [None] * 5
     for name, each in zip(placeholders, found, strict=False):
         assert each["bad"].startswith(f"the event has no value of {name}, which is large")
     assert found[3]["bad"] is None
     own = kafkalog.Debezium(placeholder="n/a")
-    found = rows_of(session, ROW, event("u", ANN | {"name": "n/a"}), documents[0], envelope=own)
+    found = rows_of(spark, ROW, event("u", ANN | {"name": "n/a"}), documents[0], envelope=own)
     assert found[0]["bad"] is not None
     assert found[1]["name"] == PLACEHOLDER
 
 
-def test_fields_without_a_value_are_named_on_request(session: Any) -> None:
+def test_fields_without_a_value_are_named_on_request(spark: Any) -> None:
     envelope = kafkalog.Debezium(unavailable_column="missing")
     documents = [event("u", ANN | {"name": PLACEHOLDER, "tags": [PLACEHOLDER]}), event("u", ANN)]
-    found = rows_of(session, ROW, *documents, envelope=envelope)
+    found = rows_of(spark, ROW, *documents, envelope=envelope)
     assert [(each["name"], each["missing"], each["bad"]) for each in found] == [
         (None, ["name", "tags"], None),
         ("Ann", None, None),
     ]
 
 
-def test_fields_of_the_event_become_columns_on_request(session: Any) -> None:
+def test_fields_of_the_event_become_columns_on_request(spark: Any) -> None:
     asked = ["op", "lsn", "source.ts_ms", "table", "ts_ms", "transaction.id"]
     envelope = kafkalog.Debezium(add_fields=asked)
     unwrapped = {"__op": "u", "__lsn": 5, "__source_ts_ms": 6, "__table": "t", "__ts_ms": 8}
     whole = event("c", ANN, transaction={"id": "571:9", "total_order": 1})
-    found = rows_of(session, ROW, whole, ANN | unwrapped, envelope=envelope)
+    found = rows_of(spark, ROW, whole, ANN | unwrapped, envelope=envelope)
     names = ["__op", "__lsn", "__source_ts_ms", "__table", "__ts_ms", "__transaction_id"]
     assert [[each[name] for name in names] for each in found] == [
         ["c", 24023128, 1559033904863, "customers", 7, "571:9"],
@@ -252,8 +241,8 @@ def test_fields_of_the_event_become_columns_on_request(session: Any) -> None:
         kafkalog.Debezium(add_fields=["before.name"])
 
 
-def test_a_row_may_have_fields_with_the_names_of_an_events(session: Any) -> None:
-    (found,) = rows_of(session, "op int, after string", event("c", {"op": 3, "after": "x"}))
+def test_a_row_may_have_fields_with_the_names_of_an_events(spark: Any) -> None:
+    (found,) = rows_of(spark, "op int, after string", event("c", {"op": 3, "after": "x"}))
     assert (found["op"], found["after"], found["bad"]) == (3, "x", None)
 
 
@@ -275,12 +264,12 @@ def test_updates_say_which_event_is_a_deletion(spark: Any, tmp_path: Path) -> No
     assert [*map(tuple, found)] == [(0, 1, False), (1, None, True), (2, None, True), (3, 2, False)]
 
 
-def test_keys_lose_their_schema_and_have_their_types(session: Any) -> None:
+def test_keys_lose_their_schema_and_have_their_types(spark: Any) -> None:
     schema = {"type": "struct", "fields": [{"field": "at", "type": "int64",
               "name": "io.debezium.time.Timestamp"}]}  # fmt: skip
     keys = [{"schema": schema, "payload": {"at": 1000}}, {"at": 1000}]
     rows = [(bytearray(json.dumps(key).encode()), None, n) for n, key in enumerate(keys)]
-    frame = session.createDataFrame(rows, "key binary, value binary, n int")
+    frame = spark.createDataFrame(rows, "key binary, value binary, n int")
     found = kafkalog.value_columns(
         frame,
         json="name string",

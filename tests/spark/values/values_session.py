@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import struct
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,31 +16,13 @@ import kafkalog
 from kafkalog.errors import SchemaNotFoundError
 from kafkalog.values.registered_schema import RegisteredSchema
 from tests import delta_spark
+from tests.spark_home import quick_session
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Yield one session for all rules of the process."""
-    from pyspark.sql import SparkSession
-
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in delta_spark.settings().items():
-        builder = builder.config(name, value)
-    session = (
-        builder.config("spark.sql.shuffle.partitions", "1")
-        # Compilers take longer than these rows do without them.
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("OFF")
+    session = quick_session(tmp_path_factory.mktemp("spark"), delta_spark.settings())
     yield session
     session.stop()
 

@@ -117,7 +117,7 @@ class Follower:
 @contextmanager
 def cleaner(path: Path) -> Iterator[None]:
     """Run the command `kafkalog cleaner` on a log, in a process of its own."""
-    command = [sys.executable, "-m", "kafkalog.cli", "cleaner", str(path), "--backoff-ms", "1000"]
+    command = [sys.executable, "-m", "kafkalog", "cleaner", str(path), "--backoff-ms", "1000"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
         try:
             yield

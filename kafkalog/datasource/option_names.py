@@ -7,6 +7,7 @@ from typing import Final
 
 from kafkalog.errors import InvalidInputError
 from kafkalog.spark_options import OF_A_READ, are_for_both, of_a_write
+from kafkalog.storage_engine.metadata.address import PATHS
 
 INERT_INTEGERS: Final = (
     "kafkaConsumer.pollTimeoutMs",
@@ -36,7 +37,7 @@ _CREATE_TABLE: Final = "provider"
 
 def check_names(options: Mapping[str, str]) -> list[str]:
     """Refuse unknown and forbidden lower-case names; return those without effect, sorted."""
-    supported = {name.lower() for name in OF_A_READ}
+    supported = {PATHS, *(name.lower() for name in OF_A_READ)}
     inert = {name.lower(): name for name in INERT}
     ignored: list[str] = []
     writes = are_for_both(options)

@@ -10,6 +10,7 @@ a `file:` URI is therefore an address.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,10 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.directory_signs import check_is_directory, nearby
+from kafkalog.storage_engine.metadata.directory_signs import check_is_directory
 
 PATH: Final = "path"
+PATHS: Final = "paths"
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 """Those of object stores."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -92,8 +94,7 @@ def local_path(given: str) -> Path:
     Raises InvalidInputError for an empty text, one with a null character, a URL, and a `~`, which
     only a shell reads as a home directory.
     """
-    if "\0" in given:
-        raise InvalidInputError(f"{given!r}: no path has a null character")
+    _refuse_null(given)
     if not given.strip():
         raise InvalidInputError(
             f"{given!r}: the path is empty (expected a directory). Is a variable not set? For the "
@@ -111,6 +112,11 @@ def local_path(given: str) -> Path:
             f"{given}: only a shell reads `~` as a home directory (expected a path). Give {home}."
         )
     return Path(given).absolute()
+
+
+def _refuse_null(given: str) -> None:
+    if "\0" in given:
+        raise InvalidInputError(f"{shown(given)!r}: no path has a null character")
 
 
 def _of_a_home(given: str) -> str | None:
@@ -156,16 +162,38 @@ def log_directory(options: Mapping[str, str]) -> Path:
 def log_directories(options: Mapping[str, str]) -> list[Path]:
     """Return the log directories that the option `path` names; the key's letter case is ignored.
 
-    They need not exist. Raises InvalidInputError if the option is missing, relative, not local, or
-    names a file; StorageError.
+    They need not exist. Spark makes the option `paths`, a JSON list, of `load(["/a", "/b"])`.
+    Raises InvalidInputError if the option is missing, relative, not local, or names a file;
+    StorageError.
     """
-    given = next((value for key, value in options.items() if key.lower() == PATH), None)
-    if given is None or not given.strip():
+    found = {key.lower(): value for key, value in options.items()}
+    parts = _of_spark(found[PATHS]) if PATHS in found else _listed(found.get(PATH, ""))
+    if not parts:
         raise InvalidInputError(
             "option 'path' is missing: give the log directory as .option('path', '/dir') or "
             ".load('/dir'); in SQL use CREATE TEMPORARY VIEW, since Spark drops the OPTIONS of "
             "CREATE TABLE when it reads the table"
         )
+    paths = [spark_local_path(part) for part in parts]
+    for path in paths:
+        if path.exists():
+            check_is_directory(path)
+    return paths
+
+
+def _of_spark(given: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        parts = json.loads(given)
+        if isinstance(parts, list) and all(isinstance(part, str) for part in parts):
+            return parts
+    raise InvalidInputError(
+        "option 'paths' is Spark's own, a JSON list of what load() is given. Give the log "
+        "directories as .load(['/dir', '/more'])."
+    )
+
+
+def _listed(given: str) -> list[str]:
+    """Return the addresses of an option `path`."""
     parts = [part.strip() for part in given.split(",")]
     # A name may contain a comma too; in a list every part is an address by itself.
     is_list = all(
@@ -173,19 +201,12 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
     )
     if not is_list or (len(parts) > 1 and Path(given).exists()):
         parts = [given]
-    paths = [spark_local_path(part) for part in parts]
-    for path in paths:
-        if path.exists() and not path.is_dir():
-            raise InvalidInputError(
-                f"path {str(path)!r} is a file, expected a log directory{nearby(path)}"
-            )
-    return paths
+    return parts if given.strip() else []
 
 
 def spark_local_path(given: str) -> Path:
     """Return the path of an absolute path or a `file:` URI; raises InvalidInputError."""
-    if "\0" in given:
-        raise InvalidInputError(f"path {shown(given)!r} holds a zero byte")
+    _refuse_null(given)
     if given.startswith("/"):
         return Path(given)
     scheme, separator, _ = given.partition(":")

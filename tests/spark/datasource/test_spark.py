@@ -204,5 +204,5 @@ def test_a_path_to_a_file_is_reported_at_load(spark: Any, tmp_path: Path) -> Non
     file = tmp_path / "file"
     file.touch()
 
-    with pytest.raises(Exception, match="is a file, expected a log directory"):
+    with pytest.raises(Exception, match="a log is a directory, this is a file"):
         reading(spark, file)

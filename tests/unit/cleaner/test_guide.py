@@ -138,7 +138,7 @@ def test_what_is_sound_of_a_damaged_partition_is_saved_as_shown(tmp_path: Path) 
         data = first.read_bytes()
         first.write_bytes(data[:510] + bytes([data[510] ^ 1]) + data[511:])
     commands = block.replace("/data", str(tmp_path)).replace(
-        "kafkalog ", f"{sys.executable} -m kafkalog.cli "
+        "kafkalog ", f"{sys.executable} -m kafkalog "
     )
     done = subprocess.run(["sh", "-ec", commands], check=True, stdout=subprocess.PIPE, text=True)
     told = re.findall(

@@ -26,7 +26,7 @@ from tests import ROOT
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
-COMMAND = [sys.executable, "-m", "kafkalog.cli"]
+COMMAND = [sys.executable, "-m", "kafkalog"]
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def test_bash_completes_with_the_script_that_the_command_prints(tmp_path: Path, 
     """The script finds `kafkalog` on the path, and is for bash."""
     command = tmp_path / "bin" / "kafkalog"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m kafkalog.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m kafkalog "$@"\n')
     command.chmod(0o755)
     program = (
         'script="$(_KAFKALOG_COMPLETE=bash_source kafkalog)" || exit 1\neval "$script"\n'

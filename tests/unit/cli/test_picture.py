@@ -241,7 +241,7 @@ def test_a_disk_that_refuses_the_page_leaves_the_one_that_was_there(
 ) -> None:
     file = tmp_path / "shop.html"
     file.write_text("old")
-    command = [sys.executable, "-m", "kafkalog.cli", "status", log.root, "--no-count", "--html"]
+    command = [sys.executable, "-m", "kafkalog", "status", log.root, "--no-count", "--html"]
     line = f"ulimit -f 4; exec {shlex.join(map(str, [*command, file]))}"
     result = subprocess.run(["sh", "-c", line], check=False, capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (1, "")

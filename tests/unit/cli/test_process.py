@@ -21,7 +21,7 @@ from tests.acceptance.users import as_nobody
 from tests.builders.log_builder import LogBuilder
 from tests.unit.cli.conftest import Command
 
-COMMAND = [sys.executable, "-m", "kafkalog.cli"]
+COMMAND = [sys.executable, "-m", "kafkalog"]
 
 
 @pytest.fixture

@@ -316,7 +316,7 @@ def test_what_is_deleted_before_it_is_read_is_told_and_the_rest_follows(
 
 @pytest.mark.slow
 def test_following_ends_with_ctrl_c_and_every_record_was_sent_off_before(root: Path) -> None:
-    command = [sys.executable, "-m", "kafkalog.cli", "read", str(root), "t", "--follow"]
+    command = [sys.executable, "-m", "kafkalog", "read", str(root), "t", "--follow"]
     with subprocess.Popen(
         # What a shell runs in its background ignores the signal, and so do its children.
         ["env", "--default-signal=INT", *command, "--from-beginning", "--key", "a"],

@@ -38,7 +38,7 @@ def on_terminal(
     }
     known = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR")}
     with subprocess.Popen(
-        [sys.executable, "-m", "kafkalog.cli", *map(str, arguments)],
+        [sys.executable, "-m", "kafkalog", *map(str, arguments)],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         **files,

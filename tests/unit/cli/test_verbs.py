@@ -153,7 +153,7 @@ def test_a_verb_without_an_end_works_until_it_is_told_to_stop(data: Path, line: 
     anywhere = line.replace("/data/", f"{data}/").replace("port 9308", "port 0")
     command = shlex.split(anywhere)[1:]
     with subprocess.Popen(
-        [sys.executable, "-m", "kafkalog.cli", *command],
+        [sys.executable, "-m", "kafkalog", *command],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

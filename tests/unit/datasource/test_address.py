@@ -6,7 +6,12 @@ import pytest
 from kafkalog.datasource.options import SourceOptions
 from kafkalog.errors import InvalidInputError
 from kafkalog.sink.options import SinkOptions
-from kafkalog.storage_engine.metadata.address import directories, log_directory, shown
+from kafkalog.storage_engine.metadata.address import (
+    directories,
+    log_directories,
+    log_directory,
+    shown,
+)
 from kafkalog.storage_engine.place import open_log, opened_for_spark, spark_path
 
 SECRET = "s3/cr3t+value"
@@ -34,7 +39,7 @@ def test_an_absolute_path_or_a_file_uri_is_an_address(given: str, path: str) -> 
         ("s3:log", r"is not local"),
         ("file://host/log", r"names the host 'host'"),
         ("file:///log?x#y", r"is not a plain file: URI"),
-        ("/a\0b", r"zero byte"),
+        ("/a\0b", r"null character"),
         ("file:///a%00b", r"is not a plain file: URI"),
     ],
 )
@@ -51,6 +56,18 @@ def test_a_relative_path_is_refused_with_what_it_would_have_meant(given: str) ->
         log_directory({"path": given})
 
     assert meant in str(error.value)
+
+
+def test_a_list_of_load_is_the_log_directories_as_they_are() -> None:
+    assert log_directories({"Paths": '["/a", "file:/b,c"]'}) == [Path("/a"), Path("/b,c")]
+    with pytest.raises(InvalidInputError, match="several log directories"):
+        log_directory({"paths": '["/a", "/b"]'})
+
+
+@pytest.mark.parametrize("given", ["/a,/b", '{"/a": 1}', "[1]", ""])
+def test_an_option_that_is_sparks_own_is_refused_unless_spark_made_it(given: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"is Spark's own.*\.load\("):
+        log_directories({"paths": given})
 
 
 def test_a_missing_path_says_how_to_give_it() -> None:

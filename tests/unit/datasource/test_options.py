@@ -295,5 +295,5 @@ def test_a_path_that_is_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
 
-    with pytest.raises(InvalidInputError, match=r"is a file, expected a log directory"):
+    with pytest.raises(InvalidInputError, match=r"a log is a directory, this is a file"):
         SourceOptions.parse(GOOD | {"path": str(file)})

@@ -1,5 +1,0 @@
-"""`python -m kafkalog.cli`, for where the command is not on the path."""
-
-from kafkalog.cli import main
-
-main()

@@ -106,17 +106,17 @@ _CLEANER: Final = (
     "locks."
 )
 _OBJECTS: Final = (
-    "The figures of a cleaning count the objects of a store as segments, and a segment may have "
-    "several."
+    "The figures of a cleaning count a store's objects as segments, although several "
+    "may belong to one segment."
 )
 _BELOW: Final = (
-    "A store drops the objects below the log start at once, and counts no bytes of them. In a "
-    "directory the segments below it count until the next retention, and the one that has it as a "
-    "whole."
+    "A store drops the objects there at once, and doesn't count them. In a directory "
+    "the segments there count until the next retention, and the one that has the log "
+    "start counts as a whole."
 )
 _EPOCHS: Final = (
-    "A store knows the current leader epoch of a partition alone, and names it with the earliest "
-    "and the latest offset."
+    "A store knows only the current leader epoch of a partition, and names it with "
+    "the earliest and the latest offset."
 )
 SENTENCES: Final = (_CLEANER, _OBJECTS, _BELOW, _EPOCHS)
 """What differs by nature, as docs/limits.md has it."""

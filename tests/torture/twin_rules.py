@@ -337,21 +337,25 @@ def _old_tombstones_stay(found: Difference, drawn: Drawn) -> bool:
 
 
 _FILES: Final = (
-    "A broker's directory is read by what its batches say. Kafka believes files without a checksum:"
+    "In a broker's directory kafkalog believes the batches, while Kafka believes "
+    "files without a checksum."
 )
 _LOOKUP: Final = (
-    "A lookup by time searches all segments. Kafka searches one, and finds nothing if its records "
-    "lie below the log start."
+    "A lookup by time searches all segments. Kafka searches only one, so it finds "
+    "nothing if the records there lie below the log start."
 )
 _DAMAGE: Final = (
-    "Damage within a log raises an error that names the place. Kafka passes over less than a batch "
-    "at the end of an older segment."
+    "If a log is damaged in its midst, an error names the place. Kafka passes over "
+    "less than a batch at the end of an older segment."
 )
-_CLEANS: Final = "The cleaner does not clean a log that is damaged. Kafka's compares no checksums."
-_BELOW: Final = "Damage below the log start stops Kafka's cleaner, and not kafkalog's."
+_CLEANS: Final = (
+    "The cleaner doesn't clean a damaged log. Kafka's doesn't notice, because it "
+    "compares no checksums."
+)
+_BELOW: Final = "Damage below the log start stops Kafka's cleaner, but not kafkalog's."
 _EMPTY: Final = (
-    "An offset index with entries shows that its empty `.log` has lost records, even if it is the "
-    "index of another segment."
+    "If an offset index has entries and its `.log` is empty, records are lost, even "
+    "if it's the index of another segment."
 )
 _LOADS: Final = (
     "After a clean shutdown, Kafka refuses a log with stray bytes behind its end, or with a base "
@@ -366,29 +370,33 @@ _FULLER: Final = (
     "The cleaner keeps the same records at the same offsets as Kafka's, in fewer and fuller "
     "batches. More of them therefore fit into `retention.bytes`."
 )
-_MAGIC: Final = "A batch whose magic byte is above 2 is damaged. Kafka reads it as one of format 2."
+_MAGIC: Final = (
+    "A batch whose magic byte is above 2 counts as damaged, while Kafka reads it as "
+    "one of format 2."
+)
 _STRAYS: Final = (
-    "A snapshot of producers counts even if no segment begins there. Kafka removes it, unless it "
-    "is the last one."
+    "A producer snapshot counts even if no segment begins there. Kafka removes it, "
+    "unless it's the last one."
 )
 _HOLES: Final = (
-    "A gap between two segments, or before the first, counts as lost, unless the cleaner's "
-    "checkpoint or a gap within a segment shows a compaction."
+    "A gap between two segments, or before the first, counts as lost. It does not if "
+    "the cleaner's checkpoint, or a gap within a segment, shows a compaction."
 )
 _STABLE: Final = (
-    "The last stable offset is that of the first open transaction, or the log start above it. "
-    "Kafka may take the base offset of the batch there."
+    "The last stable offset is that of the first open transaction, or the log start "
+    "if that is higher. Kafka may take the base offset of the batch there."
 )
 _FIRST: Final = (
-    "If a broker was killed after it had deleted segments, kafkalog forgets the producers of whom "
-    "only the snapshot at the first segment tells."
+    "If a broker was killed after it had deleted segments, kafkalog forgets the "
+    "producers that only the snapshot at the first segment knows."
 )
 _OFFSETS: Final = (
-    "A log that is recovered ends before a batch whose offset lies below those before it, or in "
-    "the next segment. Kafka may read on, empty the segment, or stop its cleaner there."
+    "Recovery ends a log before a batch whose offset lies below those before it, or "
+    "in the next segment. Kafka may read on, empty the segment, or stop its cleaner "
+    "there."
 )
 _ROLL: Final = (
-    "Retention removes the last segment even if its file has no sound batch. Kafka's fails then."
+    "Retention removes the last segment even if its file has no sound batch, while Kafka's fails."
 )
 _PRODUCERS: Final = (
     "In three cases Kafka forgets producers and open transactions, and kafkalog does not. An "
@@ -396,12 +404,12 @@ _PRODUCERS: Final = (
     "later batch."
 )
 _EPOCHS: Final = (
-    "The list of leader epochs begins at the log start. If it is lost, Kafka lists those of the "
-    "segments that it recovers first."
+    "The list of leader epochs begins at the log start. If it's lost, Kafka lists "
+    "those of the segments that it recovers first."
 )
 _TOMBSTONES: Final = (
-    "A tombstone of message format v0 or v1 gets a delete horizon, as any other. Kafka removes it "
-    "at the first cleaning if its file is old enough."
+    "A tombstone of message format v0 or v1 gets a delete horizon like any other. "
+    "Kafka removes it at the first cleaning if its file is old enough."
 )
 RULES: Final[Mapping[str, tuple[str, _Rule]]] = {
     "a lookup by time is told by the records": (_LOOKUP, _time_is_told),

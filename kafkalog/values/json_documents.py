@@ -75,9 +75,9 @@ class JsonDocuments:
                 values = self._values(F.col(self._column))
                 frame = with_struct(frame, self._column, F.struct(*values))
             return frame
-        # As the only element of a list, because Spark's parser passes over what follows a document.
+        # As the first of two elements, because Spark's parser passes over what follows a document.
         valid = F.try_validate_utf8(text)  # the parser would put U+FFFD for bytes that are no UTF-8
-        listed = F.concat(F.lit(f'{{"{_ALL}":['), valid, F.lit("\n]}"))
+        listed = F.concat(F.lit(f'{{"{_ALL}":['), valid, F.lit("\n,null]}"))
         whole = StructType().add(_ALL, ArrayType(self._read)).add(_CORRUPT, "string")
         options = {**self._options, "columnNameOfCorruptRecord": _CORRUPT, "mode": "PERMISSIVE"}
         struct, shown = f"kl_{self._column}", f"kl_{self._column}_text"
@@ -88,7 +88,7 @@ class JsonDocuments:
         documents, corrupt = F.col(struct)[_ALL], F.col(struct)[_CORRUPT]
         document = F.get(documents, F.lit(0))
         values = self._values(document)
-        is_wrong = document.isNull() | corrupt.isNotNull() | (F.size(documents) > 1)
+        is_wrong = document.isNull() | corrupt.isNotNull() | (F.size(documents) != 2)
         for each, value in zip(self._read, values, strict=True):
             is_wrong |= self._is_other(document[each.name], value, each, F.col(shown))
         kind = self._form.simpleString()
@@ -148,8 +148,8 @@ def _widened(kind: DataType, *, with_decimals: bool) -> DataType:
 def _is_beyond(kind: DataType, text: Column) -> Callable[[Column], Column] | None:
     """Return what tells whether a number or a time in a value is too large; None if none can be.
 
-    Spark's parser takes infinity for such a number, unless the document says so itself. Of a time
-    it makes a year that no target has.
+    Spark's parser takes infinity for such a number, unless the document says so itself. It takes
+    such a time for one in a year that no target has.
     """
     from pyspark.sql import functions as F
     from pyspark.sql import types as T

@@ -54,7 +54,8 @@ def test_a_record_has_one_document_and_nothing_behind_it(spark: Any, begin: byte
     fine = [b'{"n": 1}', b' {"n": 1}\n', b'{"n": 1, "n": 2}', b"{}"]
     bad = [b"", b" ", b"null", b"1", b'{"n": 1} x', b'{"n": 1}{"n": 2}', b'{"n": 1}\n{"n": 2}',
            b'{"n": 1}, {"n": 2}', b'[{"n": 1}]', b'[{"n": 1}, {"n": 2}]', b'{"n": 1}\0', b'{"n": 1',
-           b'{"n": 1,}', b'{"n": "\xff"}']  # fmt: skip
+           b'{"n": 1,}', b'{"n": "\xff"}', b'{"n": 1}, null', b'{"n": 1}]} x', b'{"n": 1}], "x": [',
+           b'{"n": 1}], "x": [2']  # fmt: skip
     values = values_of(spark, *[begin + text for text in [*fine, *bad]])
     found = kafkalog.value_columns(values, json="n int", bad_column="bad").orderBy("offset")
     rows = found.collect()

@@ -20,10 +20,11 @@ from urllib.parse import unquote, urlsplit
 
 from kafkalog.errors import InvalidInputError, StorageError
 from kafkalog.storage_engine.format import layout
-from kafkalog.storage_engine.metadata.directory_signs import check_is_directory
+from kafkalog.storage_engine.metadata.directory_signs import check_is_no_file
 
 PATH: Final = "path"
 PATHS: Final = "paths"
+"""Spark makes it of a list that `load` is given."""
 SCHEMES: Final = ("s3", "gs", "az", "memory")
 """Those of object stores."""
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -81,8 +82,7 @@ def directories(given: str | Path | Sequence[str | Path]) -> list[Path]:
     if not paths:
         raise InvalidInputError("no log directory is given: expected at least one path")
     for place, path in enumerate(paths):
-        if path.exists():
-            check_is_directory(path)
+        check_is_no_file(path)
         if resolved(path) in map(resolved, paths[:place]):
             raise InvalidInputError(f"{path}: the log directory is given twice")
     return paths
@@ -162,9 +162,8 @@ def log_directory(options: Mapping[str, str]) -> Path:
 def log_directories(options: Mapping[str, str]) -> list[Path]:
     """Return the log directories that the option `path` names; the key's letter case is ignored.
 
-    They need not exist. Spark makes the option `paths`, a JSON list, of `load(["/a", "/b"])`.
-    Raises InvalidInputError if the option is missing, relative, not local, or names a file;
-    StorageError.
+    They need not exist. The option `paths` names them too, if Spark has made it. Raises
+    InvalidInputError if the option is missing, relative, not local, or names a file; StorageError.
     """
     found = {key.lower(): value for key, value in options.items()}
     parts = _of_spark(found[PATHS]) if PATHS in found else _listed(found.get(PATH, ""))
@@ -176,12 +175,12 @@ def log_directories(options: Mapping[str, str]) -> list[Path]:
         )
     paths = [spark_local_path(part) for part in parts]
     for path in paths:
-        if path.exists():
-            check_is_directory(path)
+        check_is_no_file(path)
     return paths
 
 
 def _of_spark(given: str) -> list[str]:
+    """Return the addresses of an option `paths`: Spark writes a list of them as JSON."""
     with contextlib.suppress(ValueError):
         parts = json.loads(given)
         if isinstance(parts, list) and all(isinstance(part, str) for part in parts):

@@ -143,10 +143,15 @@ def meant(inner: str, above: str | None, below: Sequence[str] = (), *, is_at: bo
     return f"; logs are one level below: give one of {shown}{more}"
 
 
-def check_is_directory(root: Path) -> None:
-    """Raise InvalidInputError for what isn't a directory; it names the log that was meant."""
+def check_is_no_file(root: Path) -> None:
+    """Raise InvalidInputError for a file; it names the log that was meant. None need be there."""
     if root.exists() and not root.is_dir():
         raise InvalidInputError(f"{root}: a log is a directory, this is a file{nearby(root)}")
+
+
+def check_is_directory(root: Path) -> None:
+    """Raise InvalidInputError for what isn't a directory; it names the log that was meant."""
+    check_is_no_file(root)
     if not root.is_dir():
         raise InvalidInputError(f"{root}: there is no such directory{nearby(root)}")
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.log_place import in_a_directory, log_in
 from tests.unit.datasource.logs import append, append_to, numbered
+from tests.unit.storage_engine.broker_root import BrokerRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -197,6 +198,18 @@ def test_a_mistake_is_reported_in_a_sentence(
         reading(spark, log, **options).collect()
 
     assert message in str(error.value)
+
+
+@in_a_directory("several directories")
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_list_of_paths_is_read_as_one_log(spark: Any, tmp_path: Path, count: int) -> None:
+    roots = [BrokerRoot(tmp_path / name) for name in "ab"[:count]]
+    for number, root in enumerate(roots):
+        root.partition(f"t-{number}", (0,), 10)
+
+    frame = spark.read.format("kafkalog").option("subscribe", "t")
+
+    assert frame.load([str(root.path) for root in roots]).count() == 10 * count
 
 
 @in_a_directory("files")

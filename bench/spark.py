@@ -81,8 +81,7 @@ def session(
             **of_sql,
         }
         builder = SparkSession.builder.master(f"local[{CORES}]")
-        for name, value in settings.items():
-            builder = builder.config(name, value)
+        builder = builder.config(map={**settings})
         made = builder.getOrCreate()
         made.sparkContext.setLogLevel("ERROR")
         try:

@@ -179,8 +179,7 @@ def start_spark(messages: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(f"local[{SPARK_TASKS}]").appName("git-table")
-    for name, value in SPARK.items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**SPARK})
     try:
         with stderr_to(messages):
             return builder.getOrCreate()

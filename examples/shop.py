@@ -121,6 +121,5 @@ def start_spark() -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("shop")
-    for name, value in _CONFIG.items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**_CONFIG})
     return builder.getOrCreate()

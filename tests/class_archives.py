@@ -59,15 +59,16 @@ def archive_spark(archive: Path, scratch: Path) -> None:
     import kafkalog
 
     builder = SparkSession.builder.master("local[2]")
-    for name, value in {
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.local.dir": str(scratch / "local"),
-    }.items():
-        builder = builder.config(name, value)
+    builder = builder.config(
+        map={
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.local.dir": str(scratch / "local"),
+        }
+    )
     spark = builder.getOrCreate()
     with kafkalog.open(scratch / "log") as log:
         log.create_topic("t")

@@ -149,11 +149,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     scratch = tmp_path_factory.mktemp("spark")
     os.environ["SPARK_HOME"] = str(make_spark_home(scratch / "home"))
     remember_names()
-    builder = SparkSession.builder.master("local[2,2]")
-    for name, value in INTERPRETED.items():
-        builder = builder.config(name, value)
     session = (
-        builder.appName("kafkalog-tests")
+        SparkSession.builder.master("local[2,2]")
+        .appName("kafkalog-tests")
+        .config(map={**INTERPRETED})
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")

@@ -38,20 +38,21 @@ def quick_session(scratch: Path, settings: Mapping[str, str]) -> Any:
     os.environ["SPARK_HOME"] = str(make_spark_home(scratch / "home"))
     remember_names()
     builder = SparkSession.builder.master("local[2]")
-    for name, value in {
-        **INTERPRETED,
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        # Most objects of a plan are garbage at once.
-        "spark.driver.extraJavaOptions": "-Xms1g -Xmn512m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        **settings,
-    }.items():
-        builder = builder.config(name, value)
+    builder = builder.config(
+        map={
+            **INTERPRETED,
+            "spark.sql.shuffle.partitions": "1",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            # Most objects of a plan are garbage at once.
+            "spark.driver.extraJavaOptions": "-Xms1g -Xmn512m",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            **settings,
+        }
+    )
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
     return session

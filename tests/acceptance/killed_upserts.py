@@ -35,8 +35,7 @@ def start_session(scratch: Path) -> Any:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local-cluster[1,2,512]")
-    for name, value in delta_spark.settings().items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**delta_spark.settings()})
     session = (
         builder.appName("killed upserts")
         .config("spark.driver.host", "127.0.0.1")

@@ -22,12 +22,13 @@ def main(jar: str, path: str, topic: str, output: str) -> None:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jar)
-    for name, value in {
-        "spark.driver.host": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-    }.items():
-        builder = builder.config(name, value)
+    builder = builder.config(
+        map={
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+    )
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     kafkalog.register(spark)

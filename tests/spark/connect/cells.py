@@ -673,8 +673,7 @@ def main() -> None:
     remote, directory, *words = sys.argv[1:]
     builder = SparkSession.builder.remote(remote)
     settings = SETTINGS if remote.startswith("local") else RUNTIME_SETTINGS
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**settings})
     with warnings.catch_warnings():
         # Spark sets the settings of the server once more, in the session, which refuses that.
         warnings.filterwarnings("ignore", "Failed to set spark", UserWarning)

@@ -34,8 +34,7 @@ def main() -> None:
 
     remote, root = sys.argv[1:]
     builder = SparkSession.builder.remote(remote)
-    for name, value in SETTINGS.items():
-        builder = builder.config(name, value)
+    builder = builder.config(map={**SETTINGS})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Failed to set spark", UserWarning)
         spark = builder.getOrCreate()

@@ -5,10 +5,10 @@
 Each release has a process of its own, with the PySpark of `make peers`. They take turns, round by
 round, at the same rows of 100 bytes: micro-batches that Spark makes of numbers go to a log by
 `writeStream`, and a stream reads all of them in one micro-batch into the format `noop`. The time is
-Spark's own `triggerExecution`. What each release takes for itself, a sink in Python shows that only
-counts, and a source in Python that hands over one ready batch again and again. The first
-micro-batch of a write, in which Spark starts its processes, does not count. The faster one of two
-reads does. The first round warms up.
+Spark's own `triggerExecution`. A sink in Python that only counts, and a source in Python that hands
+over one ready batch again and again, show what each release takes for itself. The first micro-batch
+of a write, in which Spark starts its processes, does not count. The faster one of two reads does.
+The first round warms up.
 
 It is run by hand: the page of benchmarks has the newest Spark alone.
 """
@@ -39,7 +39,7 @@ TASKS: Final = 4
 COUNT: Final = 4
 """Micro-batches of a query."""
 COUNTING: Final = "counting"
-READY: Final = "handing"
+READY: Final = "ready"
 BATCH: Final = 10_000
 """Rows of a ready batch."""
 
@@ -93,7 +93,7 @@ def _counting() -> Any:
     return Counting
 
 
-def _handing() -> Any:
+def _ready() -> Any:
     """Return a source that hands over `rows` rows in each of TASKS tasks, as one micro-batch."""
     import pyarrow as pa
     from pyspark.sql import datasource
@@ -123,7 +123,7 @@ def _handing() -> Any:
             for _ in range(self._rows // BATCH):
                 yield batch
 
-    class Handing(datasource.DataSource):
+    class Ready(datasource.DataSource):
         @classmethod
         def name(cls) -> str:
             return READY
@@ -134,7 +134,7 @@ def _handing() -> Any:
         def streamReader(self, schema: Any) -> Any:
             return Reader(int(self.options["rows"]))
 
-    return Handing
+    return Ready
 
 
 class _Release:
@@ -171,10 +171,10 @@ class _Release:
         reader = self._spark.readStream.format("kafkalog").option("startingOffsets", "earliest")
         return self._read(reader.option("subscribe", self._topic).load(self._log), "read")
 
-    def hand(self) -> float:
+    def ready(self) -> float:
         """Read as many ready rows, twice; returns million rows a second."""
         reader = self._spark.readStream.format(READY)
-        return self._read(reader.option("rows", self._rows * COUNT // TASKS).load(), "hand")
+        return self._read(reader.option("rows", self._rows * COUNT // TASKS).load(), "ready")
 
     def _read(self, frame: Any, name: str) -> float:
         writer = frame.writeStream.format("noop")
@@ -251,7 +251,7 @@ WORK: Final = {
     "write": "writeStream",
     "read": "readStream",
     "count": "writeStream into a sink that counts",
-    "hand": "readStream of ready batches",
+    "ready": "readStream of ready batches",
 }
 OURS: Final = ("write", "read")
 
@@ -263,7 +263,7 @@ def answer(directory: Path, rows: int) -> None:
     conf = {"spark.sql.files.minPartitionNum": str(TASKS)}
     with session(directory, memory="1g", conf=conf) as spark:
         kafkalog.register(spark)
-        for floor in (_counting(), _handing()):
+        for floor in (_counting(), _ready()):
             spark.dataSource.register(floor)
         release = _Release(spark, directory, rows)
         for line in sys.stdin:

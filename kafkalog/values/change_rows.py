@@ -44,9 +44,9 @@ class RowField:
 class ChangeRows:
     """The row of a record, as expressions.
 
-    `document` is null for a tombstone. `op` is null for a row that is in no event, and `has_after`
-    is whether the event has a row after the change. `marked_op` and `marked_deleted` are the text
-    of `__op` and `__deleted`, which a row that is in no event may have.
+    `document` is null for a tombstone, and `op` for a row that is in no event. `has_after` is
+    whether the event has a row after the change. A row that is in no event may have `__op` and
+    `__deleted`: `marked_op` and `marked_deleted` are their text.
     """
 
     document: Column

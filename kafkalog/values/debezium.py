@@ -138,7 +138,7 @@ class Debezium:
         """Return `df` with rows in a column of documents that `json_schema` has decoded.
 
         `text` is the column with the documents themselves. `df` has the reasons of bad records in
-        `kl_bad`, and gets more; a row is null for a deletion and for a bad record.
+        `kl_bad`, and gets more. A row is null for a deletion and for a bad record.
         """
         from pyspark.sql import functions as F
 

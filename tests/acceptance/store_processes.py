@@ -127,8 +127,8 @@ class _Job:
             run=run,
             batch_rows=100,
         )
-        # The constant is final, but a fork may have fewer, so that a collector has work.
-        store_state.SNAPSHOT_COMMITS = snapshot_commits  # type: ignore[misc]
+        # A collector has work if there are fewer.
+        store_state.SNAPSHOT_COMMITS = snapshot_commits  # type: ignore[misc]  # of this fork alone
 
     def micro_batch(self, batch_id: int) -> None:
         """Run the tasks, keep their messages, and commit them."""
@@ -190,8 +190,7 @@ class _Job:
 
     def collect(self, until: str, told: str, orphan_ms: int) -> None:
         """Delete what nobody needs, also orphans of an age, until there is a file."""
-        # The constant is final, but a fork may keep commits for a shorter time than a day.
-        collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]
+        collector.COMMITS_KEPT_MS = 10_000  # type: ignore[misc]  # of this fork alone, not a day
         log, counts = self._log(), {"dead": 0, "orphans": 0, "commits": 0}
         while not Path(until).exists():
             counts["dead"] += collector.delete_dropped(log, now_ms=now_ms())

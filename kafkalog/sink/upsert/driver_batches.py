@@ -71,8 +71,8 @@ def _from_jvm(frame: DataFrame) -> Iterator[pa.RecordBatch]:
     @inheritable_thread_target(session)
     def fetch(parts: Sequence[int]) -> list[Any]:
         for name in _OF_AN_EXECUTION:
-            # None removes it: pyspark documents that, but its types do not allow it.
-            context.setLocalProperty(name, None)  # type: ignore[arg-type]
+            # None removes it, says pyspark's documentation.
+            context.setLocalProperty(name, None)  # type: ignore[arg-type]  # its types lack None
         # `context.runJob` would send each message through a Python worker.
         found = jvm.PythonRDD.runJob(context._jsc.sc(), messages, list(parts))
         return messages_from_socket(found, context._gateway)

@@ -56,8 +56,8 @@ def _live_keys(snapshot: PartitionSnapshot, end: int, read_committed: bool, want
             latest.update(zip(keys, batch.column(1).is_valid().to_pylist(), strict=True))
             if len(latest) + len(deleted) + len(live) > _KEYS_MAX:
                 return wanted
-        # Arrow's lists are untyped. The key None holds records without a key, which make no rows.
-        latest.pop(None, None)  # type: ignore[call-overload]
+        # The key None holds records without a key, which make no rows.
+        latest.pop(None, None)  # type: ignore[call-overload]  # Arrow's lists have no types
         live.update(key for key, is_value in latest.items() if is_value and key not in deleted)
         if len(live) >= wanted:
             return wanted

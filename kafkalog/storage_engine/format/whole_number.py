@@ -11,8 +11,7 @@ def whole_number(name: str, value: object) -> int:
     """Return a number, also of numpy; raises InvalidInputError for a fraction, a text, a bool."""
     try:
         if not isinstance(value, bool):
-            # Whether an object is a whole number is decided by the TypeError alone.
-            return operator.index(value)  # type: ignore[arg-type]
+            return operator.index(value)  # type: ignore[arg-type]  # the TypeError decides
     except TypeError:
         pass
     raise InvalidInputError(f"{name}: expected a whole number, found {value!r}")
